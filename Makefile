@@ -1,0 +1,39 @@
+# The two commands of a newcomer are `make demo` and `make test`; both make their own environment.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STORE  ?= file
+export OMP_NUM_THREADS := 1
+
+.PHONY: help demo test lint slow crash clean
+
+help:
+	@sed -n 's/^##//p' $(MAKEFILE_LIST)
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+## make demo           train, kill a rank during a save, resume on fewer ranks (STORE=file or STORE=s3)
+demo: $(VENV)/.ready
+	$(BIN)/python examples/demo.py --store $(STORE)
+
+## make test           lint, types, import contract and the whole suite
+test: lint
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow" $(PYTEST_ARGS)
+
+## make lint           format, lint, types, import contract
+lint: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+## make slow           the slow set: 8 ranks, a tensor of 6 GiB
+slow: $(VENV)/.ready
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,3 @@
+"""Distributed training checkpoints in object stores: whole or absent, fenced, verified."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,102 @@
+"""What the core tells an observer. The core itself does not log.
+
+An observer is any callable that takes an event. It is called on the thread where the event happened, must be quick,
+and can never fail a save: what it raises is dropped by `tell`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The root of all events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed(Event):
+    """This incarnation began its reign."""
+
+    run: str
+    seq: int
+    term: int
+    took_over_from: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptBegan(Event):
+    """A prefix was chosen; nothing is written yet."""
+
+    checkpoint_id: str
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStored(Event):
+    """One rank's shard is durable."""
+
+    path: str
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Event):
+    """The commit record stands in the log."""
+
+    checkpoint_id: str
+    global_step: int | None
+    seq: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HintFailed(Event):
+    """A hint could not be written. Nothing depends on it."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordIgnored(Event):
+    """A record that was invalid at its slot was passed over."""
+
+    seq: int
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TailLost(Event):
+    """A hint points beyond the end of the log: records were lost. The hint is not obeyed."""
+
+    hinted_seq: int
+    log_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Event):
+    """A load ended well."""
+
+    checkpoint_id: str
+    seq: int
+    bytes_fetched: int
+    seconds: float
+
+
+Observer = Callable[[Event], None]
+
+
+def silent(event: Event) -> None:
+    """Observe nothing."""
+
+
+def tell(observer: Observer, event: Event) -> None:
+    """Hand `event` to `observer`, dropping whatever it raises: an observer can never fail a save."""
+    try:
+        observer(event)
+    except Exception:  # noqa: BLE001, S110  (an observer's fault is not the save's)
+        pass

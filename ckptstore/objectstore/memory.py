@@ -1,0 +1,121 @@
+"""The store in a dictionary: the reference that every engine is compared with."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from ckptstore.clock import Clock, SystemClock
+from ckptstore.errors import AlreadyExistsError, IntegrityError, InvalidInputError, NotFoundError
+from ckptstore.objectstore.port import ObjectInfo, PutMode
+
+
+class MemoryStore:
+    """Objects of one process, in memory. Thread-safe.
+
+    Args:
+        url: What to call it in messages.
+        clock: Where the objects' times come from.
+    """
+
+    engine = "memory"
+
+    def __init__(self, url: str = "memory://", *, clock: Clock | None = None) -> None:
+        self.url = url
+        self._clock = clock or SystemClock()
+        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self._lock = threading.Lock()
+
+    def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
+        """Store a small object. See `ObjectStore.put`."""
+        info = ObjectInfo(key, len(body), _etag(body), self._clock.now().timestamp())
+        with self._lock:
+            if mode is PutMode.CREATE and key in self._objects:
+                raise AlreadyExistsError(f"{key} exists in {self.url}.", hint="Read it back.", key=key)
+            self._objects[key] = (bytes(body), info)
+        return info
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """Return the whole object. See `ObjectStore.get`."""
+        body = self._find(key)[0]
+        if len(body) > max_bytes:
+            raise IntegrityError(f"{key} has {len(body)} bytes, at most {max_bytes} are allowed.", key=key)
+        return body
+
+    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
+        body = self._find(key)[0]
+        piece = body[start : start + length]
+        if len(piece) != length:
+            raise IntegrityError(f"{key} ends at {len(body)}, before {start + length}.", key=key, size=len(body))
+        return piece
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return what is known of `key`. See `ObjectStore.head`."""
+        return self._find(key)[1]
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
+        """Yield the objects under `prefix`. See `ObjectStore.list`."""
+        with self._lock:
+            found = [info for key, (_, info) in self._objects.items() if key.startswith(prefix)]
+        yield from sorted((i for i in found if after is None or i.key > after), key=lambda info: info.key)
+
+    def delete(self, key: str) -> None:
+        """Delete exactly this key. See `ObjectStore.delete`."""
+        with self._lock:
+            self._objects.pop(key, None)
+
+    def open_upload(self, key: str, *, size: int) -> MemoryUpload:
+        """Begin to stream an object. See `ObjectStore.open_upload`."""
+        return MemoryUpload(self, key, size)
+
+    def _find(self, key: str) -> tuple[bytes, ObjectInfo]:
+        with self._lock:
+            try:
+                return self._objects[key]
+            except KeyError:
+                raise NotFoundError(f"{key} is not in {self.url}.", key=key) from None
+
+
+class MemoryUpload:
+    """An object that becomes visible when it is complete. See `port.Upload`."""
+
+    def __init__(self, store: MemoryStore, key: str, size: int) -> None:
+        self._store, self._key, self._size = store, key, size
+        self._body: bytearray | None = bytearray()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append `data`, which is copied."""
+        if self._body is None:
+            raise InvalidInputError(f"The upload of {self._key} has ended.", key=self._key)
+        self._body += data
+
+    def complete(self) -> ObjectInfo:
+        """Publish what was written. If killed: the whole object or none."""
+        if self._body is None or len(self._body) != self._size:
+            written = None if self._body is None else len(self._body)
+            self.abort()
+            raise InvalidInputError(
+                f"The upload of {self._key} was announced with {self._size} bytes and has {written}.", key=self._key
+            )
+        body, self._body = bytes(self._body), None
+        return self._store.put(self._key, body)
+
+    def abort(self) -> None:
+        """Forget what was written."""
+        self._body = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+def _etag(body: bytes) -> str:
+    return hashlib.md5(body, usedforsecurity=False).hexdigest()
