@@ -6,6 +6,7 @@ and can never fail a save: what it raises is dropped by `tell`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -96,7 +97,5 @@ def silent(event: Event) -> None:
 
 def tell(observer: Observer, event: Event) -> None:
     """Hand `event` to `observer`, dropping whatever it raises: an observer can never fail a save."""
-    try:
+    with contextlib.suppress(Exception):
         observer(event)
-    except Exception:  # noqa: BLE001, S110  (an observer's fault is not the save's)
-        pass
