@@ -10,6 +10,7 @@ from typing import Self
 
 from ckptstore.clock import Clock, SystemClock
 from ckptstore.errors import AlreadyExistsError, IntegrityError, InvalidInputError, NotFoundError
+from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
 from ckptstore.objectstore.port import ObjectInfo, PutMode
 
 
@@ -31,7 +32,7 @@ class MemoryStore:
 
     def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
         """Store a small object. See `ObjectStore.put`."""
-        info = ObjectInfo(key, len(body), _etag(body), self._clock.now().timestamp())
+        info = ObjectInfo(checked_key(key), len(body), _etag(body), self._clock.now().timestamp())
         with self._lock:
             if mode is PutMode.CREATE and key in self._objects:
                 raise AlreadyExistsError(f"{key} exists in {self.url}.", hint="Read it back.", key=key)
@@ -47,6 +48,7 @@ class MemoryStore:
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
+        checked_range(key, start, length)
         body = self._find(key)[0]
         piece = body[start : start + length]
         if len(piece) != length:
@@ -59,6 +61,10 @@ class MemoryStore:
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`. See `ObjectStore.list`."""
+        checked_prefix(prefix)
+        return self._sorted(prefix, after)
+
+    def _sorted(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         with self._lock:
             found = [info for key, (_, info) in self._objects.items() if key.startswith(prefix)]
         yield from sorted((i for i in found if after is None or i.key > after), key=lambda info: info.key)
@@ -66,16 +72,16 @@ class MemoryStore:
     def delete(self, key: str) -> None:
         """Delete exactly this key. See `ObjectStore.delete`."""
         with self._lock:
-            self._objects.pop(key, None)
+            self._objects.pop(checked_key(key), None)
 
     def open_upload(self, key: str, *, size: int) -> MemoryUpload:
         """Begin to stream an object. See `ObjectStore.open_upload`."""
-        return MemoryUpload(self, key, size)
+        return MemoryUpload(self, checked_key(key), size)
 
     def _find(self, key: str) -> tuple[bytes, ObjectInfo]:
         with self._lock:
             try:
-                return self._objects[key]
+                return self._objects[checked_key(key)]
             except KeyError:
                 raise NotFoundError(f"{key} is not in {self.url}.", key=key) from None
 

@@ -1,0 +1,228 @@
+"""Files that are whole and durable, or not there.
+
+Two rules come from what fsync means. A failed fsync of a temporary ends that write: its bytes are never trusted again.
+A failed fsync of a directory ends the place for this process: a second fsync may succeed without having written what
+the first one lost, so after it not even a read-back may call an object stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from pathlib import Path
+
+from ckptstore.clock import SystemIds
+from ckptstore.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    CkptStoreError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UnsupportedError,
+)
+
+TEMPORARY = ".ckptstore-tmp-"
+
+# The one table of this engine's foreign errors. Where they are raised, nothing has been published yet.
+_ERRORS: dict[int, type[CkptStoreError]] = {
+    errno.ENOENT: NotFoundError,
+    errno.ENOTDIR: NotFoundError,
+    errno.EISDIR: NotFoundError,
+    errno.ELOOP: NotFoundError,  # a symbolic link: never followed, so no object
+    errno.ENXIO: NotFoundError,  # a socket: no object
+    errno.EACCES: AccessDeniedError,
+    errno.EPERM: AccessDeniedError,
+    errno.EROFS: AccessDeniedError,
+    errno.ENAMETOOLONG: InvalidInputError,
+}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+_NO_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
+
+
+class DurablePlace:
+    """A directory whose files survive a crash of the machine once they are published. Thread-safe.
+
+    Args:
+        root: Need not exist; it is made by the first write.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._synced: set[Path] = set()
+        self._lock = threading.Lock()
+        self._stopped: str | None = None
+
+    def check_running(self) -> None:
+        """Check that no directory's fsync has failed.
+
+        Raises:
+            UnavailableError: One has. Nothing read here may be called durable any more.
+        """
+        if self._stopped is not None:
+            raise UnavailableError(self._stopped, hint="Check the disk, then start the process again.")
+
+    def temporary_in(self, directory: Path) -> tuple[Path, int]:
+        """Create an empty temporary, and the directories above it; return its path and open descriptor.
+
+        Raises:
+            OSError: It cannot be created; nothing is left but perhaps directories.
+        """
+        path = directory / f"{TEMPORARY}{SystemIds().nonce()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._ensure(directory)
+        try:
+            return path, os.open(path, flags, 0o666)
+        except FileNotFoundError:  # the directory was removed since it was first used
+            with self._lock:
+                self._synced.discard(directory)
+            self._ensure(directory)
+            return path, os.open(path, flags, 0o666)
+
+    def sync_directory(self, directory: Path) -> None:
+        """Make the names in `directory` durable.
+
+        Raises:
+            UnsupportedError: The file system cannot.
+            OSError: It failed. The place is stopped.
+        """
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno in _NO_SYNC:
+                raise UnsupportedError(
+                    f"{directory} cannot be synced: a crash of the machine would lose committed checkpoints.",
+                    hint="Use another file system.",
+                    path=str(directory),
+                ) from error
+            self._stopped = f"fsync of {directory} failed: {error.strerror}."
+            raise
+        finally:
+            os.close(descriptor)
+
+    def _ensure(self, directory: Path) -> None:
+        """Make `directory`, and make it durable from the bottom up, to the root and to what had to be made above."""
+        with self._lock:
+            if directory in self._synced:
+                return
+            standing = directory
+            while not standing.exists():
+                standing = standing.parent
+            directory.mkdir(parents=True, exist_ok=True)
+            # Another process may have made a directory and not have synced it yet: all are synced, not only ours.
+            highest = min(standing, self.root.parent, key=lambda path: len(path.parts))
+            for path in (directory, *directory.parents[: len(directory.parts) - len(highest.parts)]):
+                try:
+                    self.sync_directory(path)
+                except PermissionError:
+                    # Above a root that stood already nothing is ours, and it need not be readable.
+                    if path.is_relative_to(self.root) or not standing.is_relative_to(self.root):
+                        raise
+            self._synced.add(directory)
+
+
+class Temporary:
+    """A file that is nobody's object yet. Closed without having been published, it is removed.
+
+    If killed: the file, under a name that is never listed.
+    """
+
+    def __init__(self, place: DurablePlace, path: Path) -> None:
+        self._place, self._target = place, path
+        self._descriptor: int | None = None
+        try:
+            self._path, self._descriptor = place.temporary_in(path.parent)
+        except OSError as error:
+            raise translated_write(error, path) from error
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append `data`.
+
+        Raises:
+            CkptStoreError: The system's error, translated.
+        """
+        view = memoryview(data).cast("B")
+        try:
+            while view:
+                view = view[os.write(self._open_descriptor, view) :]
+        except OSError as error:
+            raise translated_write(error, self._target) from error
+
+    def publish(self, *, create: bool) -> os.stat_result:
+        """Give the file its name, durably, and return what the system says of it.
+
+        Raises:
+            AlreadyExistsError: `create`, and something has that name.
+            UnsupportedError: `create`, and the file system has no hard links.
+            OutcomeUnknownError: The name is given, but may not survive a crash of the machine.
+            CkptStoreError: The system's error, translated. No name was given.
+        """
+        try:
+            os.fsync(self._open_descriptor)
+            status = os.fstat(self._open_descriptor)
+            if create:
+                self._link()
+            else:
+                self._path.replace(self._target)
+        except OSError as error:
+            raise translated_write(error, self._target) from error
+        self.close()
+        try:
+            self._place.sync_directory(self._target.parent)
+        except OSError as error:
+            raise OutcomeUnknownError(
+                f"{self._target} is there, but may not survive a crash of the machine: fsync of its directory failed.",
+                path=str(self._target),
+                errno=error.errno,
+            ) from error
+        return status
+
+    def close(self) -> None:
+        """Remove the temporary. Never raises."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):  # its bytes are synced already, or given up
+                os.close(self._descriptor)
+            self._descriptor = None
+            with contextlib.suppress(OSError):  # it has been renamed; or it is left over, which harms nothing
+                self._path.unlink()
+
+    @property
+    def _open_descriptor(self) -> int:
+        assert self._descriptor is not None, "written to after it was closed"  # noqa: S101  (a second look)
+        return self._descriptor
+
+    def _link(self) -> None:
+        try:
+            os.link(self._path, self._target)
+        except FileExistsError as error:
+            raise AlreadyExistsError(f"{self._target} exists.", hint="Read it back.", path=str(self._target)) from error
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            raise UnsupportedError(
+                f"{self._target} cannot be created by a hard link ({error.strerror}): "
+                "two writers could both believe that they committed.",
+                hint="Use a file system with hard links, or an object store.",
+                path=str(self._target),
+                errno=error.errno,
+            ) from error
+
+
+def translated(error: OSError, path: Path) -> CkptStoreError:
+    """Return our error for the system's, with the path and the number."""
+    kind = _ERRORS.get(error.errno or 0, UnavailableError)
+    name = errno.errorcode.get(error.errno or 0, "no number")
+    return kind(f"{path}: {error.strerror or error} ({name}).", path=str(path), errno=error.errno)
+
+
+def translated_write(error: OSError, path: Path) -> CkptStoreError:
+    """Return our error for the system's while writing, where 'absent' can only mean that something is in the way."""
+    ours = translated(error, path)
+    if isinstance(ours, NotFoundError) or error.errno == errno.EEXIST:
+        message = f"{path} cannot be written: something else stands in its way ({error.strerror})."
+        return UnsupportedError(message, path=str(path), errno=error.errno)
+    return ours

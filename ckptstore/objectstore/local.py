@@ -1,0 +1,213 @@
+"""Objects as files.
+
+An object is written to a temporary in its own directory, synced, and then linked (create) or renamed (overwrite) to its
+name; then the directory is synced, and on a directory's first use every directory from it up to the run's root. A
+temporary that a killed process left behind is never listed and harms nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ckptstore.errors import IntegrityError, InvalidInputError, NotFoundError
+from ckptstore.objectstore.durable import TEMPORARY, DurablePlace, Temporary, translated
+from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
+from ckptstore.objectstore.port import ObjectInfo, PutMode
+
+
+class LocalStore:
+    """Objects under a directory. Thread-safe; may be pickled.
+
+    Args:
+        root: An absolute path. It need not exist; only a write makes it.
+
+    Raises:
+        InvalidInputError: It, or something above it, is no directory.
+        AccessDeniedError: It may not be looked at.
+    """
+
+    engine = "local"
+
+    def __init__(self, root: str) -> None:
+        self.url = f"file://{root}"
+        self._root = Path(root)
+        self._place = DurablePlace(self._root)
+        try:
+            is_directory = stat.S_ISDIR(self._root.stat().st_mode)
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            is_directory = False
+        except OSError as error:
+            raise translated(error, self._root) from error
+        if not is_directory:
+            raise InvalidInputError(
+                f"{root} cannot be a run's root: a file stands there, or above it.", hint="Name a directory.", path=root
+            )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self._root),)
+
+    def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
+        """Store a small object. See `ObjectStore.put`.
+
+        Raises:
+            AlreadyExistsError: `mode` is CREATE and an object is there.
+            UnsupportedError: The file system has no hard links, or cannot sync a directory.
+            OutcomeUnknownError: It is there, but may not survive a crash of the machine.
+
+        If killed: the whole object or none; perhaps a temporary, which is never listed.
+        """
+        with contextlib.closing(Temporary(self._place, self._path(key))) as temporary:
+            temporary.write(body)
+            return _info(key, temporary.publish(create=mode is PutMode.CREATE))
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """Return the whole object. See `ObjectStore.get`."""
+        with self._opened(key) as descriptor:
+            # One byte more than is allowed tells a longer object, even one that grows meanwhile.
+            body = _read(descriptor, 0, max_bytes + 1)
+        if len(body) > max_bytes:
+            raise IntegrityError(f"{key} has more than the {max_bytes} bytes that are allowed.", key=key)
+        return body
+
+    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
+        checked_range(key, start, length)
+        with self._opened(key) as descriptor:
+            piece = _read(descriptor, start, length)
+        if len(piece) != length:
+            raise IntegrityError(f"{key} ends before {start + length}.", key=key)
+        return piece
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return what is known of `key`. See `ObjectStore.head`."""
+        with self._opened(key) as descriptor:
+            return _info(key, os.fstat(descriptor))
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
+        """Yield the objects under `prefix`. See `ObjectStore.list`. Symbolic links are neither listed nor followed."""
+        checked_prefix(prefix)
+        self._place.check_running()
+        return self._walk(prefix, after)
+
+    def delete(self, key: str) -> None:
+        """Delete exactly this key. See `ObjectStore.delete`.
+
+        If killed: the object or not; after a crash of the machine it may be back.
+        """
+        path = self._path(key)
+        try:
+            if stat.S_ISREG(path.lstat().st_mode):
+                path.unlink()
+        except OSError as error:
+            ours = translated(error, path)
+            if not isinstance(ours, NotFoundError):
+                raise ours from error
+
+    def open_upload(self, key: str, *, size: int) -> LocalUpload:
+        """Begin to stream an object. See `ObjectStore.open_upload`.
+
+        If killed: a temporary, which is never listed.
+        """
+        return LocalUpload(Temporary(self._place, self._path(key)), key, size)
+
+    def _path(self, key: str) -> Path:
+        self._place.check_running()
+        if f"/{TEMPORARY}" in f"/{checked_key(key)}":
+            raise InvalidInputError(f"The key {key!r} is a temporary's.", key=key)
+        return self._root / key
+
+    @contextlib.contextmanager
+    def _opened(self, key: str) -> Iterator[int]:
+        path = self._path(key)
+        try:
+            # Without O_NONBLOCK a FIFO that somebody put there would hang the reader.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise NotFoundError(f"{key} in {self.url} is no file.", key=key)
+                yield descriptor
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise translated(error, path) from error
+
+    def _walk(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
+        directory = self._root / prefix
+        try:
+            with os.scandir(directory) as scan:
+                entries = [entry for entry in scan if not entry.name.startswith(TEMPORARY)]
+        except (FileNotFoundError, NotADirectoryError):
+            return  # absent, or deleted while we walk
+        except OSError as error:
+            raise translated(error, directory) from error
+        # With its slash a directory sorts where its keys sort: `a-b`, `a/b`, `ab`.
+        keys = {f"{prefix}{e.name}/" if e.is_dir(follow_symlinks=False) else f"{prefix}{e.name}": e for e in entries}
+        for key in sorted(keys):
+            if key.endswith("/"):
+                if after is None or after < key or after.startswith(key):
+                    yield from self._walk(key, after)
+            elif (after is None or key > after) and keys[key].is_file(follow_symlinks=False):
+                with contextlib.suppress(FileNotFoundError):  # deleted while we walk
+                    yield _info(key, keys[key].stat(follow_symlinks=False))
+
+
+class LocalUpload:
+    """A file that gets its name when it is complete. See `port.Upload`."""
+
+    def __init__(self, temporary: Temporary, key: str, size: int) -> None:
+        self._temporary: Temporary | None = temporary
+        self._key, self._size, self._written = key, size, 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append `data`."""
+        if self._temporary is None:
+            raise InvalidInputError(f"The upload of {self._key} has ended.", key=self._key)
+        self._temporary.write(data)
+        self._written += memoryview(data).nbytes
+
+    def complete(self) -> ObjectInfo:
+        """Publish what was written. If killed: the whole object or none."""
+        if self._temporary is None or self._written != self._size:
+            written = None if self._temporary is None else self._written
+            self.abort()
+            raise InvalidInputError(
+                f"The upload of {self._key} was announced with {self._size} bytes and has {written}.", key=self._key
+            )
+        with contextlib.closing(self._temporary) as temporary:
+            self._temporary = None
+            return _info(self._key, temporary.publish(create=False))
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        if self._temporary is not None:
+            self._temporary.close()
+            self._temporary = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+def _read(descriptor: int, start: int, length: int) -> bytes:
+    pieces = []
+    while length > 0 and (piece := os.pread(descriptor, length, start)):
+        pieces.append(piece)
+        start, length = start + len(piece), length - len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    # A file has no identity of its bytes: inode and times survive a rewrite in place, or change with a mere copy.
+    return ObjectInfo(key, status.st_size, None, status.st_mtime)

@@ -1,0 +1,150 @@
+"""From a URL to a store. Only the engine that is asked for is imported.
+
+A URL is taken literally: nothing is decoded, globbed or expanded. A run called `run[lr=1e-4]` or `p%20q` is just that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ckptstore.errors import InvalidInputError, UnsupportedError
+from ckptstore.objectstore.keys import fault_of_segments
+from ckptstore.objectstore.memory import MemoryStore
+from ckptstore.objectstore.port import ObjectStore
+from ckptstore.options import TransferOptions
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A URL taken apart: the scheme, and what follows `://` without its trailing slash."""
+
+    scheme: str
+    path: str
+    options: dict[str, object]
+    transfer: TransferOptions
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.path}"
+
+
+def open_store(
+    url: str | os.PathLike[str],
+    *,
+    engine: str | None = None,
+    storage_options: Mapping[str, object] | None = None,
+    transfer: TransferOptions | None = None,
+) -> ObjectStore:
+    """Return the store at `url`, the root of a run. Nothing is created, and nothing is sent.
+
+    Args:
+        url: A path, or `file://`, `memory://` or `s3://`. A plain path may begin with `.` or `..`, which mean what they
+            mean in a shell; apart from that nothing in it is interpreted.
+        engine: What moves the bytes; by default the first one known for the scheme.
+        storage_options: The engine's own settings, by the usual names. Names that it does not know are refused.
+        transfer: How large objects are moved.
+
+    Raises:
+        InvalidInputError: The URL has an unknown scheme, no bucket, or a path that is not in plain form; the root is a
+            file; an option is not known.
+        UnsupportedError: The engine's package is not installed.
+    """
+    scheme, path = _split(url)
+    engines = _ENGINES[scheme]
+    if engine is not None and engine not in engines:
+        raise InvalidInputError(
+            f"The engine {engine!r} does not serve {scheme}://.", hint=f"It is served by: {', '.join(engines)}."
+        )
+    place = _Place(scheme, path, dict(storage_options or {}), transfer or TransferOptions())
+    return engines[engine or next(iter(engines))](place)
+
+
+def _split(url: str | os.PathLike[str]) -> tuple[str, str]:
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text:
+        raise InvalidInputError(f"A run's root must be a path or a URL, not {url!r}.", hint=_known())
+    match = _SCHEME.fullmatch(text) if isinstance(url, str) else None
+    if match is None:
+        return "file", _plain_path(text)
+    scheme, path = match[1].lower(), match[2]
+    if scheme not in _ENGINES:
+        raise InvalidInputError(f"The scheme {scheme}:// is not known.", hint=_known(), scheme=scheme)
+    if scheme == "file":
+        if not path.startswith("/"):
+            raise InvalidInputError("A file:// URL needs an absolute path.", hint="Write file:///path/to/run.")
+        return scheme, "/" + _checked(path[1:])
+    if scheme == "s3" and not _BUCKET.fullmatch(path.split("/")[0]):
+        # The name is not shown: it could hold credentials (`s3://key:secret@bucket`).
+        raise InvalidInputError("An s3:// URL needs a bucket's name first.", hint="Write s3://bucket/path/to/run.")
+    return scheme, _checked(path)
+
+
+def _plain_path(text: str) -> str:
+    first = text.split("/", 1)[0]
+    if first.endswith(":") and first[:-1].lower() in _ENGINES:
+        raise InvalidInputError(f"{text!r} is neither a path nor a URL.", hint=f"Write {first}// and what follows.")
+    if text.startswith("/"):
+        return "/" + _checked(text[1:])
+    up, rest = os.getcwd(), text  # noqa: PTH109  (a string, taken as it is)
+    while rest.split("/")[0] in (".", ".."):
+        step, _, rest = rest.partition("/")
+        up = os.path.dirname(up) if step == ".." else up  # noqa: PTH120  (as above)
+    rest = _checked(rest) if rest else ""
+    return f"{up.rstrip('/')}/{rest}".rstrip("/") or "/"
+
+
+def _checked(path: str) -> str:
+    path = path.removesuffix("/")
+    fault = fault_of_segments(path) if path else None
+    if fault is not None:
+        raise InvalidInputError(f"The path {path!r} cannot be a run's root: {fault}.", hint=_known(), path=path)
+    return path
+
+
+def _known() -> str:
+    return f"Known are plain paths and {', '.join(f'{scheme}://' for scheme in _ENGINES)}."
+
+
+def _refuse_options(place: _Place) -> None:
+    if place.options:
+        raise InvalidInputError(
+            f"{place.scheme}:// takes no storage_options, not {', '.join(sorted(place.options))}.",
+            hint="Leave them out.",
+        )
+
+
+_memory: dict[str, MemoryStore] = {}
+_memory_lock = threading.Lock()
+
+
+def _open_memory(place: _Place) -> ObjectStore:
+    _refuse_options(place)
+    if not place.path:
+        raise InvalidInputError("A memory:// URL needs a name.", hint="Write memory://name.")
+    with _memory_lock:
+        return _memory.setdefault(place.path, MemoryStore(place.url))
+
+
+def _open_local(place: _Place) -> ObjectStore:
+    from ckptstore.objectstore.local import LocalStore  # noqa: PLC0415  (only the engine asked for)
+
+    _refuse_options(place)
+    return LocalStore(place.path)
+
+
+def _open_obstore(place: _Place) -> ObjectStore:
+    raise UnsupportedError(f"{place.scheme}:// is not served yet.", hint="Install: pip install 'ckptstore[s3]'.")
+
+
+_ENGINES: dict[str, dict[str, Callable[[_Place], ObjectStore]]] = {
+    "file": {"local": _open_local},
+    "memory": {"memory": _open_memory},
+    "s3": {"obstore": _open_obstore},
+}

@@ -1,0 +1,228 @@
+"""What only a file system can do wrong."""
+
+import errno
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ckptstore.errors import (
+    AccessDeniedError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UnsupportedError,
+)
+from ckptstore.objectstore.local import LocalStore
+from ckptstore.objectstore.port import PutMode
+from ckptstore.objectstore.urls import open_store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(str(tmp_path / "above" / "run"))
+
+
+def everything_under(path):
+    return sorted(str(found.relative_to(path)) for found in path.rglob("*"))
+
+
+def failing(monkeypatch, name, number, *, only=lambda *_: True):
+    """Let the system's call `name` fail with `number`."""
+    real = getattr(os, name)
+
+    def call(*args, **kwargs):
+        if only(*args):
+            raise OSError(number, os.strerror(number))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(os, name, call)
+
+
+def path_of(descriptor):
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+
+def is_directory(descriptor):
+    return path_of(descriptor).is_dir()
+
+
+def test_opening_and_reading_make_nothing(store, tmp_path):
+    assert list(store.list("")) == []
+    with pytest.raises(NotFoundError):
+        store.get("run.json", max_bytes=10)
+    with pytest.raises(NotFoundError):
+        store.head("log/000000000000.json")
+    store.delete("run.json")
+    assert everything_under(tmp_path) == []
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    for root in ("file", "file/run"):
+        with pytest.raises(InvalidInputError, match="a file stands there"):
+            open_store(tmp_path / root)
+
+
+def test_nothing_but_the_object_is_left(store, tmp_path):
+    store.put("data/0/a", b"x")
+    store.put("data/0/a", b"y")
+    store.put("log/0", b"z", mode=PutMode.CREATE)
+    with store.open_upload("data/1/b", size=1) as upload:
+        upload.write(b"b")
+        upload.complete()
+    files = [name for name in everything_under(tmp_path) if (tmp_path / name).is_file()]
+    assert files == ["above/run/data/0/a", "above/run/data/1/b", "above/run/log/0"]
+
+
+def test_every_directory_is_synced_up_to_the_root_before_a_put_returns(store, tmp_path, monkeypatch):
+    synced = []
+    real = os.fsync
+
+    def fsync(descriptor):
+        synced.append(path_of(descriptor))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store.put("data/0/attempt/shard", b"x")
+    run = tmp_path / "above" / "run"
+    up = [run / "data/0/attempt", run / "data/0", run / "data", run, run.parent, tmp_path]
+    assert synced[:6] == up
+    assert synced[6].name.startswith(".ckptstore-tmp-")
+    assert synced[7:] == [run / "data/0/attempt"]
+
+
+def test_a_second_process_syncs_what_the_first_one_made(store, tmp_path, monkeypatch):
+    store.put("log/0", b"x")
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(path_of(descriptor)))
+    LocalStore(str(tmp_path / "above" / "run")).put("log/1", b"x")
+    assert {tmp_path / "above/run/log", tmp_path / "above/run", tmp_path / "above"} < set(synced)
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "expected"),
+    [
+        ("write", errno.ENOSPC, UnavailableError),
+        ("fsync", errno.EIO, UnavailableError),
+        ("open", errno.EROFS, AccessDeniedError),
+        ("open", errno.EACCES, AccessDeniedError),
+        ("link", errno.EPERM, UnsupportedError),
+        ("link", errno.EOPNOTSUPP, UnsupportedError),
+    ],
+)
+def test_a_failed_write_is_typed_and_leaves_nothing(store, tmp_path, monkeypatch, call, number, expected):
+    store.put("log/0", b"x")
+    only = (lambda descriptor: not is_directory(descriptor)) if call == "fsync" else lambda *_: True
+    with monkeypatch.context() as patch:
+        failing(patch, call, number, only=only)
+        with pytest.raises(expected) as caught:
+            store.put("log/1", b"y", mode=PutMode.CREATE)
+    assert caught.value.facts == {"path": str(tmp_path / "above/run/log/1"), "errno": number}
+    assert everything_under(tmp_path / "above/run") == ["log", "log/0"]
+
+
+def test_a_full_disk_ends_an_upload_and_leaves_nothing(store, tmp_path, monkeypatch):
+    upload = store.open_upload("data/shard", size=10)
+    with monkeypatch.context() as patch:
+        failing(patch, "write", errno.ENOSPC)
+        with pytest.raises(UnavailableError), upload:
+            upload.write(b"0123456789")
+    assert everything_under(tmp_path / "above/run") == ["data"]
+
+
+def test_after_a_failed_sync_of_a_directory_nothing_is_called_stored(store, monkeypatch):
+    """A second fsync may succeed without having written what the first one lost, so a read-back must not say 'mine'."""
+    store.put("log/0", b"x")
+    with monkeypatch.context() as patch:
+        failing(patch, "fsync", errno.EIO, only=is_directory)
+        with pytest.raises(OutcomeUnknownError):
+            store.put("log/1", b"y", mode=PutMode.CREATE)
+    for call in (
+        lambda: store.get("log/1", max_bytes=1),
+        lambda: store.put("log/2", b"z"),
+        lambda: store.list(""),
+        lambda: store.open_upload("a", size=1),
+    ):
+        with pytest.raises(UnavailableError, match=r"fsync of .*/log failed"):
+            call()
+
+
+def test_a_directory_that_cannot_be_synced_is_refused_for_writing(store, monkeypatch):
+    failing(monkeypatch, "fsync", errno.EINVAL, only=is_directory)
+    with pytest.raises(UnsupportedError, match="cannot be synced"):
+        store.put("log/0", b"x")
+    assert list(store.list("")) == []
+
+
+def test_what_a_killed_process_left_harms_nothing(store, tmp_path):
+    """A process is killed in the middle of an upload; its temporary is there, and nobody sees it."""
+    code = """
+        import os, signal, sys
+        from ckptstore.objectstore.local import LocalStore
+        upload = LocalStore(sys.argv[1]).open_upload("data/0/shard", size=10)
+        upload.write(b"01234")
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    root = str(tmp_path / "above" / "run")
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code), root], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = (tmp_path / "above/run/data/0").iterdir()
+    assert list(store.list("")) == []
+    with pytest.raises(InvalidInputError):
+        store.get(f"data/0/{left.name}", max_bytes=10)
+    store.put("data/0/shard", b"whole")
+    assert [info.key for info in store.list("")] == ["data/0/shard"]
+
+
+def test_links_and_pipes_are_neither_listed_nor_followed(store, tmp_path):
+    store.put("data/a", b"x")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_bytes(b"s")
+    run = tmp_path / "above" / "run"
+    (run / "data" / "directory").symlink_to(tmp_path / "outside")
+    (run / "data" / "file").symlink_to(tmp_path / "outside" / "secret")
+    os.mkfifo(run / "data" / "pipe")
+    assert [info.key for info in store.list("")] == ["data/a"]
+    for key in ("data/file", "data/pipe", "data"):
+        with pytest.raises(NotFoundError):
+            store.get(key, max_bytes=10)
+        store.delete(key)
+    assert (run / "data" / "file").is_symlink()
+
+
+def test_a_file_in_the_way_of_a_directory_is_said(store):
+    store.put("data", b"x")
+    with pytest.raises(NotFoundError):
+        store.get("data/0/a", max_bytes=1)
+    for key in ("data/0", "data/0/a"):
+        with pytest.raises(UnsupportedError, match="in its way"):
+            store.put(key, b"x")
+
+
+def test_a_directory_that_was_removed_is_made_again(store, tmp_path):
+    store.put("data/0/a", b"x")
+    store.delete("data/0/a")
+    (tmp_path / "above/run/data/0").rmdir()
+    store.put("data/0/b", b"y")
+    assert [info.key for info in store.list("")] == ["data/0/b"]
+
+
+def test_an_unreadable_directory_is_not_an_empty_one(store, monkeypatch):
+    store.put("data/a", b"x")
+    failing(monkeypatch, "scandir", errno.EACCES, only=lambda path: path.name == "data")
+    with pytest.raises(AccessDeniedError):
+        list(store.list(""))
+
+
+def test_a_store_survives_pickling(store):
+    store.put("a", b"x")
+    again = pickle.loads(pickle.dumps(store))  # noqa: S301  (our own bytes)
+    assert again.get("a", max_bytes=1) == b"x"
+    assert again.url == store.url

@@ -1,0 +1,103 @@
+"""What a URL means, and what it can never mean."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.urls import open_store
+
+ODD_NAMES = ["run[lr=1e-4]", "a*", "q?x", "{x}", "step#5", "a b+c", "p%20q", "café", "~", "$HOME"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_root_is_taken_literally(tmp_path, name):
+    (tmp_path / "axx").mkdir()  # what a glob `a*` would find
+    store = open_store(tmp_path / name)
+    store.put("log/a", b"x")
+    assert (tmp_path / name / "log" / "a").read_bytes() == b"x"
+    assert [info.key for info in open_store(f"file://{tmp_path}/{name}/").list("")] == ["log/a"]
+    assert not list((tmp_path / "axx").iterdir())
+
+
+def test_a_trailing_slash_changes_nothing(tmp_path):
+    assert open_store(f"{tmp_path}/run/").url == open_store(f"file://{tmp_path}/run").url == f"file://{tmp_path}/run"
+
+
+def test_a_relative_path_is_seen_from_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert open_store("runs/a").url == open_store(Path("runs/a")).url == f"file://{tmp_path}/runs/a"
+    assert open_store("./runs").url == f"file://{tmp_path}/runs"
+    assert open_store("../runs").url == f"file://{tmp_path.parent}/runs"
+    assert open_store(".").url == f"file://{tmp_path}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "ftp://host/run",
+        "gs:/bucket//run",
+        "s3:/bucket/run",
+        "s3://",
+        "s3:///run",
+        "s3://x/run",
+        "file://relative",
+        "memory://",
+        "a//b",
+        "a/../b",
+        "a/./b",
+        "a/..",
+        "file:///a//b",
+        "s3://bucket/a//b",
+        "s3://bucket//",
+        "s3://bucket/../other",
+        "memory://a/./b",
+        "a\nb",
+        "a\x00b",
+        "a\udcff",
+        b"bytes",
+    ],
+)
+def test_what_is_not_a_root_is_refused_at_once(url):
+    with pytest.raises(InvalidInputError) as caught:
+        open_store(url)
+    assert caught.value.hint
+
+
+def test_an_unknown_scheme_says_what_is_known():
+    with pytest.raises(InvalidInputError, match=r"hdfs://.*file://, memory://, s3://"):
+        open_store("hdfs://host/run")
+
+
+def test_credentials_in_a_url_are_refused_and_never_shown():
+    with pytest.raises(InvalidInputError) as caught:
+        open_store("s3://AKIAEXAMPLE:hush@bucket/run")
+    assert "hush" not in str(caught.value) + repr(caught.value.facts)
+
+
+def test_a_memory_store_is_one_per_name():
+    open_store("memory://urls-one").put("a", b"1")
+    assert open_store("memory://urls-one/").get("a", max_bytes=1) == b"1"
+    assert list(open_store("memory://urls-two").list("")) == []
+
+
+def test_an_engine_that_does_not_serve_the_scheme_is_refused(tmp_path):
+    with pytest.raises(InvalidInputError, match="served by: local"):
+        open_store(tmp_path, engine="obstore")
+
+
+def test_options_that_nobody_knows_are_refused_by_name(tmp_path):
+    with pytest.raises(InvalidInputError, match="colour"):
+        open_store(tmp_path, storage_options={"colour": 1})
+
+
+def test_opening_a_path_loads_no_cloud_client(tmp_path):
+    code = (
+        "import sys; from ckptstore.objectstore.urls import open_store; open_store(sys.argv[1]); open_store('memory://a');"
+        "sys.exit(any(m.split('.')[0] in {'obstore', 'aiobotocore', 'botocore', 'torch'} for m in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60, env=dict(os.environ))
