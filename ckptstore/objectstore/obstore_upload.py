@@ -45,7 +45,7 @@ class ObstoreUpload:
         view = memoryview(data).cast("B")
         if self._writer is None or self._written + len(view) > self._size:
             raise self._wrong_size(self._written + len(view))
-        # obstore keeps what it is given instead of copying it, until it is sent: only bytes that nobody can change are safe.
+        # obstore does not copy what it is given, and sends it later: only bytes that nobody can change are safe.
         unchangeable = isinstance(view.obj, bytes)
         with translating(self._request):
             for start in range(0, len(view), self._part_bytes):  # it counts parts only between two writes
