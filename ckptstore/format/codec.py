@@ -65,6 +65,11 @@ def encode_part(part: Part) -> tuple[bytes, int]:
     if ranks != sorted(set(ranks)):
         raise InvalidInputError(f"The ranks of a part must ascend, not {ranks[:8]}.", hint="Sort the shards by rank.")
     tensors = _table(part.shards)
+    if parse_json(dump_json(part.planner, what="Planner data"), what="Planner data") != part.planner:
+        raise InvalidInputError(
+            "Planner data hold a key that is no text, or a tuple: they would come back as something else.",
+            hint="Encode them as JSON that says so.",
+        )
     return _deflate(
         {
             "format": FORMAT,
@@ -211,7 +216,7 @@ def _inflate(body: bytes, ref: PartRef, *, kind: str) -> dict[str, Any]:
     if len(text) != ref.inflated or not inflate.eof or inflate.unused_data:
         raise _bad(ref, f"does not hold the recorded {ref.inflated} bytes")
     value = parse_json(text, what=ref.path)
-    if not isinstance(value, dict) or not isinstance(value.get("format"), int):
+    if not isinstance(value, dict) or type(value.get("format")) is not int:
         raise _bad(ref, "does not say its format")
     if value["format"] > FORMAT:
         raise UnsupportedError(
