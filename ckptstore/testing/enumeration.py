@@ -18,6 +18,7 @@ from ckptstore.format.shard import StoredShard
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PutMode
 from ckptstore.options import LogOptions
 from ckptstore.protocol.attempt import Attempt, Description, begin
+from ckptstore.protocol.capable import PROBED
 from ckptstore.protocol.catalog import Catalog
 from ckptstore.protocol.claim import Incarnation
 from ckptstore.protocol.commit import commit
@@ -154,6 +155,20 @@ def restart(world: World) -> Iterator[str]:
         yield ""
 
 
+def first_open(world: World) -> Iterator[str]:
+    """A job meets the fault while it asks the store what it can do, and is started again."""
+    PROBED.clear()
+    job = world.victim()
+    with contextlib.suppress(Killed):
+        job.save(1)
+        yield ""
+    world.arrive()
+    again = world.other("b")
+    if not again.save(2):
+        yield f"the job that was started again cannot save: {again.error!r}"
+    yield ""
+
+
 def unknown(world: World, *, arrives_first: bool) -> Iterator[str]:
     """A commit's outcome is unknown; a later attempt commits; then the first is tried again."""
     job = world.victim()
@@ -255,6 +270,8 @@ def enumerations() -> dict[str, Enumeration]:
     return {
         "each fault": lambda make: _each_fault(restart, make),
         "each death": lambda make: _each_death(restart, make),
+        "first open, each fault": lambda make: _each_fault(first_open, make),
+        "first open, each death": lambda make: _each_death(first_open, make),
         "each outage": lambda make: chain(_each_outage(unknown_late, make), _each_outage(unknown_early, make)),
         "each intrusion": lambda make: _each_intrusion(ghost, make),
         "many writers": lambda make: _each_fault(many_writers, make),
@@ -293,6 +310,7 @@ def play(story: Story, world: World, *, what: str) -> Iterator[str]:
 
 def calls_of(story: Story, make_store: Callable[[], ObjectStore], options: LogOptions | None = None) -> list[Call]:
     """Return the calls that the victim makes if nothing happens to it."""
+    RunLog.create(make_store())  # the store is probed once per process: not in some plays only
     world = World(make_store(), lambda world: FaultyStore(world.store, lambda _: None), options=options)
     for _ in story(world):
         pass
