@@ -328,7 +328,10 @@ def test_a_body_goes_unsigned_only_where_nobody_can_change_it(endpoint, expected
     [
         ({"kee": "k"}, "kee"),
         ({"client_kwargs": {"region": "x"}}, "client_kwargs.region"),
+        ({"client_kwargs": "region_name"}, "client_kwargs"),
         ({"key": "k"}, "secret"),
+        ({"key": "", "secret": HUSH}, "key"),
+        ({"key": "k", "secret": 5}, "secret"),
         ({"secret": HUSH}, "key"),
         ({"checksum_algorithm": "MD5"}, "MD5"),
         ({"endpoint_url": "localhost:9000"}, "endpoint"),
@@ -487,6 +490,17 @@ def test_parts_grow_so_that_an_object_has_at_most_the_allowed_number(s3_url, mon
     monkeypatch.setattr(via_obstore, "MAX_PARTS", 3)
     info = upload(open_store(s3_url, transfer=PARTS), 31 * MIB)
     assert info.etag.endswith("-3")
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("name", ["run[lr=1e-4]", "a*", "q?x", "{x}", "step#5", "a b+c", "p%20q", "café", "~"])
+def test_a_root_is_taken_literally(s3_url, seaweedfs, name):
+    open_store(f"{s3_url}/axx").put("log/x", b"what a glob `a*` would find")
+    store = open_store(f"{s3_url}/{name}/")
+    store.put("log/0", b"x")
+    assert [info.key for info in open_store(f"{s3_url}/{name}").list("")] == ["log/0"]
+    key = f"{s3_url}/{name}/log/0".removeprefix(f"s3://{seaweedfs.bucket}/")
+    assert seaweedfs.client().get_object(Bucket=seaweedfs.bucket, Key=key)["Body"].read() == b"x"
 
 
 @pytest.mark.servers
