@@ -35,6 +35,14 @@ class AttemptBegan(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class UploadBegan(Event):
+    """This rank is about to send the first byte of its shard."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShardStored(Event):
     """One rank's shard is durable."""
 
