@@ -25,12 +25,12 @@ CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 class Door(TyperGroup):
     """The group of all commands. No traceback leaves it."""
 
-    def main(  # noqa: PLR0913  (typer's signature)
+    def main(
         self,
         args: Sequence[str] | None = None,
         prog_name: str | None = None,
         complete_var: str | None = None,
-        standalone_mode: bool = True,  # noqa: FBT001, FBT002  (the same)
+        standalone_mode: bool = True,  # noqa: FBT001, FBT002  (typer's signature)
         windows_expand_args: bool = True,  # noqa: ARG002, FBT001, FBT002  (the same; a name is taken literally)
         **extra: Any,
     ) -> Any:
@@ -45,7 +45,7 @@ class Door(TyperGroup):
             code, error = exit_for(ours), error_document(ours)
         except CLICK_ERROR as usage:
             code, error = Exit.INPUT, _usage_document(usage)
-        except (typer.Abort, KeyboardInterrupt):
+        except typer.Abort:
             code, error = Exit.STOPPED, _stopped_document()
         except Exception as fault:  # noqa: BLE001  (the last door: people get a message, never a traceback)
             code, error = Exit.INTERNAL, _internal_document(fault)
@@ -56,6 +56,13 @@ class Door(TyperGroup):
         if standalone_mode:
             sys.exit(code)
         return code
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an interrupt is told like a question that was not answered."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise typer.Abort from interrupt
 
 
 def _usage_document(usage: Any) -> Document:

@@ -10,10 +10,18 @@ import typer
 from ckptstore.cli.arguments import AsJson, Name, Url
 from ckptstore.cli.documents import Document, checkpoint_document, run_document
 from ckptstore.cli.exits import Exit
-from ckptstore.cli.render import print_json, print_line
+from ckptstore.cli.render import clean, print_json, print_line, print_warning
 from ckptstore.errors import InvalidInputError
+from ckptstore.options import LogOptions
 from ckptstore.store import Checkpoint, CheckpointStore
 
+SingleWriter = Annotated[
+    bool,
+    typer.Option(
+        "--assume-single-writer",
+        help="Your promise that nobody else writes to this run now; for stores that cannot create only-if-absent.",
+    ),
+]
 Holder = Annotated[str, typer.Option(metavar="WHO", help="Who holds it: a job, a person, a team.")]
 
 
@@ -23,6 +31,7 @@ def rollback(
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     note: Annotated[str, typer.Option(metavar="TEXT", help="Why; it is recorded.")] = "",
+    single_writer: SingleWriter = False,
     as_json: AsJson = False,
 ) -> int:
     """Make a checkpoint the latest: what was committed after it is set aside, and nothing is deleted.
@@ -30,7 +39,7 @@ def rollback(
     It is written down, so that no later crash undoes it. Stop the training job first: what it goes on to save becomes
     the latest again.
     """
-    store = CheckpointStore.open(url)
+    store = _opened(url, single_writer=single_writer)
     target = store.get(name)
     above = [each for each in store.checkpoints() if each.seq > target.seq]
     if above and target.committed.set_aside is None and not yes:
@@ -38,7 +47,7 @@ def rollback(
             raise InvalidInputError("Nobody is there to confirm it.", hint="Add --yes. Nothing was changed.")
         for each in above:
             print_line(f"would be set aside: {_exact(each)}")
-        if not typer.confirm(f"Go back to {name}?", err=True):
+        if not typer.confirm(f"Go back to {clean(_exact(target))}?", err=True):
             print_line("Nothing was changed.")
             return Exit.STOPPED
     seqs = store.rollback(target, note=note)
@@ -57,10 +66,11 @@ def pin(
     *,
     holder: Holder,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; it is recorded.")] = "",
+    single_writer: SingleWriter = False,
     as_json: AsJson = False,
 ) -> int:
     """Keep a checkpoint from being retired for as long as this holder holds it."""
-    store = CheckpointStore.open(url)
+    store = _opened(url, single_writer=single_writer)
     target = store.get(name)
     changed = store.pin(target, holder=holder, reason=reason)
     if as_json:
@@ -71,9 +81,9 @@ def pin(
     return Exit.FINE
 
 
-def unpin(url: Url, name: Name, *, holder: Holder, as_json: AsJson = False) -> int:
+def unpin(url: Url, name: Name, *, holder: Holder, single_writer: SingleWriter = False, as_json: AsJson = False) -> int:
     """Let go of a checkpoint. Other holders keep it."""
-    store = CheckpointStore.open(url)
+    store = _opened(url, single_writer=single_writer)
     target = store.get(name)
     changed = store.unpin(target, holder=holder)
     if as_json:
@@ -82,6 +92,12 @@ def unpin(url: Url, name: Name, *, holder: Holder, as_json: AsJson = False) -> i
         told = "is no longer pinned" if changed else "was not pinned; nothing was changed"
         print_line(f"{_exact(target)} by {holder}: {told}.")
     return Exit.FINE
+
+
+def _opened(url: str, *, single_writer: bool) -> CheckpointStore:
+    if single_writer:
+        print_warning("A single writer is promised: if another process writes now, a checkpoint may be lost.")
+    return CheckpointStore.open(url, log=LogOptions(assume_single_writer=single_writer))
 
 
 def _changed(store: CheckpointStore, target: Checkpoint, *, changed: bool) -> Document:

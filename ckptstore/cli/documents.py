@@ -6,7 +6,6 @@ The keys are stable: README.md beside this file lists them.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -43,7 +42,7 @@ def checkpoint_document(checkpoint: Checkpoint) -> Document:
         "pins": [{"holder": pin.holder, "reason": pin.reason} for pin in committed.pins],
         "verified": committed.verified,
         "proved": committed.proved,
-        "metrics": _finite(commit.metrics),
+        "metrics": commit.metrics,
     }
 
 
@@ -134,9 +133,3 @@ def verdict_document(verdict: Verdict, checkpoint: Checkpoint) -> Document:
 def error_document(error: CkptStoreError) -> Document:
     """Return an error as it is printed."""
     return {"error": error.code, "message": error.message, "hint": error.hint, "facts": error.facts}
-
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """JSON has no other numbers."""
-    names = {math.inf: "Infinity", -math.inf: "-Infinity"}
-    return {name: at if math.isfinite(at) else names.get(at, "NaN") for name, at in metrics.items()}

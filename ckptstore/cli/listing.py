@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -158,17 +159,16 @@ def _print_summary(document: Document) -> None:
     hidden = []
     if aside := document["set_aside"]:
         hidden.append(f"{len(aside)} set aside")
-    for state in (IN_PROGRESS, DEAD):
-        if found := [each for each in document["uncommitted"] if each["state"] == state]:
-            size = format_bytes(sum(each["bytes"] for each in found))
-            hidden.append(
-                f"{len(found)} uncommitted, {state} ({sum(each['objects'] for each in found)} objects, {size})"
-            )
+    if attempts := document["uncommitted"]:
+        states = Counter(each["state"] for each in attempts)
+        told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        objects, size = sum(each["objects"] for each in attempts), sum(each["bytes"] for each in attempts)
+        hidden.append(f"{told} ({objects} objects, {format_bytes(size)})")
     if ignored := document["ignored"]:
         hidden.append(f"{len(ignored)} ignored records")
     if hidden:
         print_line()
-        print_line(f"Not shown: {'; '.join(hidden)}. Add --all to see them.")
+        print_line(f"Not shown without --all: {'; '.join(hidden)}.")
 
 
 def _print_rest(document: Document) -> None:
@@ -184,7 +184,8 @@ def _print_rest(document: Document) -> None:
     if ignored := document["ignored"]:
         print_line()
         print_line("Ignored records: not valid where they stand, so they change nothing.")
-        print_table(("SEQ", "KIND", "WHY"), [tuple(each.values()) for each in ignored], right=("SEQ",))
+        rows = [(each["seq"], each["kind"], each["reason"]) for each in ignored]
+        print_table(("SEQ", "KIND", "WHY"), rows, right=("SEQ",))
 
 
 def _print_attempts(attempts: Sequence[Document]) -> None:

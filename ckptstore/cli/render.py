@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from rich.text import Text
 
 from ckptstore.cli.exits import Exit
 
-NO_WRAP_COLUMNS = 100_000
+WIDE_COLUMNS = 100_000
 
 
 def clean(text: object) -> str:
@@ -29,8 +30,8 @@ def clean(text: object) -> str:
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    """Print the one document of a command, all in ASCII."""
-    _write(sys.stdout, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    """Print the one document of a command, all in ASCII; numbers that are not finite are text, as in the log."""
+    _write(sys.stdout, json.dumps(_finite(document), indent=2, allow_nan=False) + "\n")
 
 
 def print_line(text: str = "", *, style: str = "") -> None:
@@ -90,8 +91,19 @@ def progress_of(title: str, *, wanted: bool) -> Iterator[Callable[[int, int], No
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
 def _print(stream: TextIO, what: Text | Table) -> None:
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else NO_WRAP_COLUMNS)
+    terminal = stream.isatty()
+    console = Console(file=stream, force_terminal=terminal, highlight=False, width=None if terminal else WIDE_COLUMNS)
     with console.capture() as captured:
         console.print(what, soft_wrap=isinstance(what, Text))
     _write(stream, "".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1]))
