@@ -13,9 +13,9 @@ from ckptstore.format.checksum import hexdigest
 from ckptstore.format.columns import Fault, Fields, shard_from, shard_value, tensors_from
 from ckptstore.format.shard import StoredShard, TensorMeta
 from ckptstore.format.strict_json import dump_json, parse_json
+from ckptstore.format.version import FORMAT, INSTALL_HINT
 from ckptstore.units import MIB
 
-FORMAT = 1
 MAX_SHARDS = 256
 MAX_ITEMS = 131_072
 MAX_DIRECT_PARTS = 128
@@ -221,7 +221,7 @@ def _inflate(body: bytes, ref: PartRef, *, kind: str) -> dict[str, Any]:
     if value["format"] > FORMAT:
         raise UnsupportedError(
             f"{ref.path} has the format {value['format']}, this version reads {FORMAT}.",
-            hint="Run `pip install --upgrade ckptstore`.",
+            hint=INSTALL_HINT,
             path=ref.path,
             format=value["format"],
         )

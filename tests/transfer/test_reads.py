@@ -4,6 +4,7 @@ import itertools
 import math
 import threading
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -139,6 +140,20 @@ def test_fifty_thousand_tiny_items_are_few_requests_and_little_work():
     assert time.process_time() - began < 6  # about 1 second on one of today's cores
     assert stats.requests == len(store.ranges) == 8
     np.testing.assert_array_equal(out, body)
+
+
+def test_a_large_item_is_read_with_a_few_fetches_in_memory():
+    chunk, store = whole("w", "float32", (4096, 8192)), MemoryStore()
+    stored = upload(store, [chunk], [body := random_bytes(chunk)])
+    options = TransferOptions(fetch_bytes=4 * MIB, fetches_in_flight=3)
+    for read in (read_of(stored, "w"), read_of(stored, "w", (0, 2048), (4096, 2048))):
+        tracemalloc.start()
+        try:
+            read_boxes(store, [read], options=options)
+            assert tracemalloc.get_traced_memory()[1] < 3 * 4 * MIB + MIB
+        finally:
+            tracemalloc.stop()
+        np.testing.assert_array_equal(read.out, cut(body, read.offsets, read.lengths))
 
 
 def test_small_items_that_are_not_wanted_are_passed_over_in_one_request():
