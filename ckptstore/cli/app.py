@@ -35,7 +35,7 @@ class Door(TyperGroup):
         **extra: Any,
     ) -> Any:
         """Run one command and exit with its code, or return it where that is asked for."""
-        given = list(sys.argv[1:] if args is None else args)
+        given = list(sys.argv[1:] if args is None else args) or ["--help"]
         options = given[: given.index("--")] if "--" in given else given
         code, error = Exit.FINE, None
         try:
@@ -91,7 +91,6 @@ def _internal_document(fault: Exception) -> Document:
 app = typer.Typer(
     cls=Door,
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
