@@ -28,9 +28,9 @@ class Door(TyperGroup):
     def main(
         self,
         args: Sequence[str] | None = None,
-        prog_name: str | None = None,
+        prog_name: str | None = None,  # noqa: ARG002  (typer's signature; `python -m` has a longer name)
         complete_var: str | None = None,
-        standalone_mode: bool = True,  # noqa: FBT001, FBT002  (typer's signature)
+        standalone_mode: bool = True,  # noqa: FBT001, FBT002  (the same)
         windows_expand_args: bool = True,  # noqa: ARG002, FBT001, FBT002  (the same; a name is taken literally)
         **extra: Any,
     ) -> Any:
@@ -39,7 +39,7 @@ class Door(TyperGroup):
         options = given[: given.index("--")] if "--" in given else given
         code, error = Exit.FINE, None
         try:
-            answer = super().main(given, prog_name or "ckptstore", complete_var, standalone_mode=False, **extra)
+            answer = super().main(given, "ckptstore", complete_var, standalone_mode=False, **extra)
             code = Exit.FINE if answer is None else answer
         except CkptStoreError as ours:
             code, error = exit_for(ours), error_document(ours)

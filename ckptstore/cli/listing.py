@@ -28,7 +28,7 @@ from ckptstore.units import format_bytes
 
 DEAD, IN_PROGRESS = "dead", "in progress"
 WHY = {
-    IN_PROGRESS: "its commit may still come; or its job died, and the next job's claim will say so",
+    IN_PROGRESS: "its commit may still come, or its job died: the next claim will say",
     DEAD: "it can never commit: a newer job claimed the run, or a later attempt committed",
 }
 
