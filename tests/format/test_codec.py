@@ -137,6 +137,14 @@ def setting(path, new):
 
 
 SHARD = ("shards", 1)
+
+
+def twice(value):
+    shard = value["shards"][1]
+    shard["tensor"][3] = shard["tensor"][2]
+    shard["summary"]["components"] = {"model": 2, "empty": 2, "step": 1, "ranks/1": 1}
+
+
 CHANGES = {
     "no object": lambda _: [1],
     "another kind": setting(["kind"], "root"),
@@ -165,7 +173,7 @@ CHANGES = {
     "a tensor index out of the table": setting([*SHARD, "tensor", 0], 9),
     "a shape of 2^63": setting(["tensors", 2, 2, 0], BIG),
     "another tensor": setting([*SHARD, "tensor", 0], 1),
-    "an item twice": setting([*SHARD, "tensor", 3], 2),
+    "an item twice": twice,
     "a negative index": setting([*SHARD, "tensor", 0], -1),
     "an offset outside of the tensor": setting([*SHARD, "offsets", 0], 7),
     "a negative offset": setting([*SHARD, "offsets", 0], -1),
