@@ -28,14 +28,16 @@ class GuardedProcess:
     def __init__(self, name: str, *, in_memory: bool = False) -> None:
         parent = "/dev/shm" if in_memory else None  # noqa: S108  (asked for)
         self.folder = Path(tempfile.mkdtemp(prefix=f"ckptstore-{name}-", dir=parent))
+        self._leftovers: list[str] = []
         self._guard: subprocess.Popen[bytes] | None = None
 
     def start(self, command: Sequence[str], *, leftovers: Iterable[str] = ()) -> None:
         """Start the server. `leftovers` are the files that it makes outside of the folder."""
+        self._leftovers = list(leftovers)
         guard = str(Path(__file__).with_name("guard.py"))
         # An own session: a Ctrl-C at the terminal is for whoever started the server, who then stops it.
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", guard, str(self.folder), ":".join(leftovers), *command],
+            [sys.executable, "-I", guard, str(self.folder), ":".join(self._leftovers), *command],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -59,4 +61,6 @@ class GuardedProcess:
                 self._guard.kill()
                 self._guard.wait()
             self._guard = None
+        for path in self._leftovers:
+            Path(path).unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -98,7 +98,9 @@ class SeaweedFS:
         (process.folder / "data").mkdir()
         ports = dict(zip(("s3", "master", "volume", "filer"), free_port_pairs(4), strict=True))
         self.endpoint = f"http://127.0.0.1:{ports['s3']}"
-        sockets = [f"/tmp/seaweedfs-{name}-grpc-{port + GRPC_DISTANCE}.sock" for name, port in ports.items()]  # noqa: S108  (its own names)
+        # Its sockets are in /tmp whatever the folder is: the path of a socket may have 107 bytes only.
+        sockets = [f"/tmp/seaweedfs-{name}-grpc-{port + GRPC_DISTANCE}.sock" for name, port in ports.items()]  # noqa: S108
+        sockets += [f"/tmp/seaweedfs-{name}-{port}.sock" for name, port in ports.items()]  # noqa: S108
         process.start(_command(process.folder, ports), leftovers=sockets)
         self._wait_until_ready(process)
 
@@ -109,7 +111,7 @@ class SeaweedFS:
             try:
                 with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
                     client.create_bucket(Bucket=self.bucket)
-                client.put_object(Bucket=self.bucket, Key="ready", Body=b"")
+                client.put_object(Bucket=self.bucket, Key="ready", Body=b"x")
                 client.delete_object(Bucket=self.bucket, Key="ready")
             except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
                 if not process.is_running() or time.monotonic() > deadline:
@@ -122,6 +124,7 @@ class SeaweedFS:
 def _command(folder: Path, ports: Mapping[str, int]) -> list[str]:
     return [
         _executable(),
+        "-logtostderr=true",  # else it leaves files in the folder for temporary files
         "server",
         f"-dir={folder}/data",
         "-ip=127.0.0.1",
@@ -133,10 +136,8 @@ def _command(folder: Path, ports: Mapping[str, int]) -> list[str]:
         "-volume.max=300",  # with too few, uploading a part fails with an internal error
         "-filer",
         f"-filer.port={ports['filer']}",
-        f"-filer.localSocket={folder}/filer.sock",
         "-s3",
         f"-s3.port={ports['s3']}",
-        f"-s3.localSocket={folder}/s3.sock",
         f"-s3.config={folder}/s3.json",
         "-s3.autoCreateBucket=false",  # like the real one
         "-s3.port.iceberg=0",

@@ -59,6 +59,10 @@ class S3Options:
     checksum_algorithm: str | None = "CRC64NVME"
 
     def __post_init__(self) -> None:
+        for name in ("key", "secret", "token", "endpoint_url", "region_name", "profile"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):  # not shown: it could be a secret
+                raise InvalidInputError(f"`{name}` must be text that is not empty.", hint="Leave it out.")
         if (self.key is None) != (self.secret is None):
             raise InvalidInputError("`key` and `secret` come together.", hint="Give both, or neither.")
         if self.checksum_algorithm not in CHECKSUMS:
@@ -76,6 +80,8 @@ def read_options(given: Mapping[str, Any]) -> S3Options:
     """
     values = {name: value for name, value in given.items() if name != "client_kwargs"}
     nested = given.get("client_kwargs") or {}
+    if not isinstance(nested, Mapping):
+        raise InvalidInputError("`client_kwargs` must be a mapping.", hint=f"Known are {', '.join(_CLIENT_KWARGS)}.")
     known = list(S3Options.__dataclass_fields__)
     unknown = [name for name in values if name not in known]
     unknown += [f"client_kwargs.{name}" for name in nested if name not in _CLIENT_KWARGS]

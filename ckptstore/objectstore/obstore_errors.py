@@ -59,8 +59,8 @@ _HINTS: dict[type[CkptStoreError], str] = {
 }
 
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
-_STATUS = re.compile(r"\bstatus: (\d{3})\b")
-_RETRIES = re.compile(r"\bretries: (\d+)\b")
+_STATUS = re.compile(r"\bstatus(?: code)?: (\d{3})\b")
+_RETRIES = re.compile(r"\bafter (\d+) retries\b")
 _KIND = re.compile(r"\bkind: (\w{1,32})\b")
 
 

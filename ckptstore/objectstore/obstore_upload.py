@@ -83,7 +83,7 @@ class ObstoreUpload:
                 f"{self._request.url} was stored, and cannot be seen.", key=self._request.key
             ) from absent
         except CkptStoreError as error:
-            raise OutcomeUnknownError(
+            raise failure or OutcomeUnknownError(
                 f"{self._request.url} may or may not have been stored.", key=self._request.key
             ) from error
         if info.size != self._size:

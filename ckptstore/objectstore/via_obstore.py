@@ -5,22 +5,31 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore.store import S3Store
 
 from ckptstore.errors import IntegrityError, NotFoundError, UnsupportedError
-from ckptstore.objectstore.credentials import fill_from_botocore, fill_from_environment, is_private, read_options
+from ckptstore.objectstore.credentials import (
+    S3Options,
+    fill_from_botocore,
+    fill_from_environment,
+    is_private,
+    read_options,
+)
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
 from ckptstore.objectstore.obstore_errors import Request, translating
 from ckptstore.objectstore.obstore_upload import ObstoreUpload
 from ckptstore.objectstore.port import ObjectInfo, PutMode
 from ckptstore.options import MAX_PARTS, TransferOptions
 from ckptstore.units import MIB
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,7 @@ class ObstoreS3:
         self._bucket, self._root = bucket, f"{prefix}/" if prefix else ""
         self._given, self._transfer = dict(options), transfer
         self._access = fill_from_environment(read_options(options))
+        self._found: tuple[S3Options, Callable[[], S3Credential] | None] = (self._access, None)
         self._clients: dict[_Patience, S3Store] = {}
         self._clients_of: int | None = None
         self._lock = threading.Lock()
@@ -94,7 +104,7 @@ class ObstoreS3:
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return the whole object. See `ObjectStore.get`."""
         with self._translating("GET", key) as path:
-            result = self._client(_SMALL).get(path)
+            result = self._client(_SMALL if max_bytes <= MIB else _BULK).get(path)
             if result.meta["size"] > max_bytes:
                 raise IntegrityError(
                     f"{key} has {result.meta['size']} bytes, at most {max_bytes} are allowed.", key=key
@@ -167,6 +177,7 @@ class ObstoreS3:
         with self._lock:
             if self._clients_of != os.getpid():
                 self._clients.clear()
+                self._found = fill_from_botocore(self._access)
                 self._clients_of = os.getpid()
             if patience not in self._clients:
                 self._clients[patience] = self._new_client(patience)
@@ -174,7 +185,7 @@ class ObstoreS3:
             return self._clients[patience]
 
     def _new_client(self, patience: _Patience) -> S3Store:
-        access, credentials = fill_from_botocore(self._access)
+        access, credentials = self._found
         config: dict[str, Any] = {}
         if access.endpoint_url:
             # Both names: obstore itself reads the environment, and the second one would win.

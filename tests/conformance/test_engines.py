@@ -33,7 +33,6 @@ class TestLocal(StoreConformance):
 
 
 @pytest.mark.servers
-@pytest.mark.xdist_group("seaweedfs")
 class TestObstoreOnSeaweedFS(StoreConformance):
     @pytest.fixture
     def open_again(self, s3_url):

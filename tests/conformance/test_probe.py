@@ -86,7 +86,6 @@ def test_files_pass(tmp_path):
 
 
 @pytest.mark.servers
-@pytest.mark.xdist_group("seaweedfs")
 def test_a_real_object_store_passes(s3_url):
     probe(open_store(s3_url), ids=SystemIds())
     assert list(open_store(s3_url).list("")) == []
