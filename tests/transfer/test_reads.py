@@ -232,6 +232,26 @@ def test_the_first_error_stops_the_others_and_says_what_was_written():
     assert threading.active_count() == before
 
 
+class Killed(BaseException):
+    """No handler for errors sees it."""
+
+
+def test_what_is_no_error_stops_the_read_as_well():
+    class DyingStore(CountingStore):
+        def get_range(self, key, *, start, length):
+            data = super().get_range(key, start=start, length=length)
+            if len(self.ranges) == 3:
+                raise Killed
+            return data
+
+    chunk, store, before = whole("w", "uint8", (8 * MIB,)), DyingStore(), threading.active_count()
+    stored = upload(store, [chunk], [random_bytes(chunk)])
+    with pytest.raises(Killed):
+        read_boxes(store, [read_of(stored, "w")], options=SMALL_FETCHES)
+    assert threading.active_count() == before
+    assert len(store.ranges) < 8
+
+
 def test_a_shard_that_is_gone_is_not_found():
     chunk, store = whole("w", "uint8", (10,)), MemoryStore()
     stored = upload(store, [chunk], [random_bytes(chunk)])
