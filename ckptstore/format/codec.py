@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptstore.format.shard import StoredShard
+from ckptstore.errors import IntegrityError, InvalidInputError, UnsupportedError
+from ckptstore.format.checksum import hexdigest
+from ckptstore.format.columns import Fault, Fields, shard_from, shard_value, tensors_from
+from ckptstore.format.shard import StoredShard, TensorMeta
+from ckptstore.format.strict_json import dump_json, parse_json
+from ckptstore.units import MIB
+
+FORMAT = 1
+MAX_SHARDS = 256
+MAX_ITEMS = 131_072
+MAX_DIRECT_PARTS = 128
+"""Parts that one COMMIT record can name (64 KiB, names of 120 bytes); more hang under a root part."""
+MAX_INFLATED_BYTES = 512 * MIB
+_LEVEL = 6
+_GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # no name, no time, no system: RFC 1952
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +34,7 @@ class PartRef:
         size: Of the gzip object in bytes.
         blake3: Of the gzip object.
         inflated: Size of the JSON in bytes.
-        ranks: First and last rank it describes.
+        ranks: First and last rank it describes; `(0, 0)` if it describes none.
         is_root: It lists parts instead of shards.
     """
 
@@ -39,20 +55,181 @@ class Part:
 
 
 def encode_part(part: Part) -> tuple[bytes, int]:
-    """Return the gzip object (the same bytes for the same part, always) and the size of the JSON in it."""
-    raise NotImplementedError
+    """Return the gzip object (the same bytes for the same part, always) and the size of the JSON in it.
+
+    Raises:
+        InvalidInputError: Ranks do not ascend, one tensor's name has two shapes or dtypes, the planner data are no
+            JSON, or the JSON would exceed 512 MiB.
+    """
+    ranks = [stored.shard.rank for stored in part.shards]
+    if ranks != sorted(set(ranks)):
+        raise InvalidInputError(f"The ranks of a part must ascend, not {ranks[:8]}.", hint="Sort the shards by rank.")
+    tensors = _table(part.shards)
+    return _deflate(
+        {
+            "format": FORMAT,
+            "kind": "part",
+            "tensors": [[tensor.name, tensor.dtype, tensor.shape] for tensor in tensors],
+            "shards": [shard_value(stored, tensors) for stored in part.shards],
+            "planner": part.planner,
+        }
+    )
 
 
 def decode_part(body: bytes, ref: PartRef) -> Part:
     """Return the part in `body` after checking size, hash and inflated size, and every number in it.
 
+    Whether the paths are the attempt's own is for the caller to check, with `layout.own_key`.
+
     Raises:
         IntegrityError: Anything differs, or an item leaves its shard or tensor. Nothing larger than `ref.inflated` is
             ever held.
+        UnsupportedError: A newer version wrote it.
     """
-    raise NotImplementedError
+    value = _inflate(body, ref, kind="part")
+    try:
+        fields = Fields(value)
+        tensors: list[TensorMeta] = tensors_from(fields.list("tensors"))
+        shards = tuple(shard_from(Fields(shard), tensors) for shard in fields.list("shards"))
+    except Fault as fault:
+        raise _bad(ref, str(fault)) from fault
+    ranks = [stored.shard.rank for stored in shards]
+    if ranks != sorted(set(ranks)) or (ranks and not ref.ranks[0] <= ranks[0] <= ranks[-1] <= ref.ranks[1]):
+        raise _bad(ref, f"has the ranks {ranks[:8]}, not ascending within {ref.ranks}")
+    return Part(shards, value.get("planner"))
+
+
+def encode_root(refs: Sequence[PartRef]) -> tuple[bytes, int]:
+    """Return a root part that lists `refs`, and the size of the JSON in it. See `encode_part`."""
+    return _deflate({"format": FORMAT, "kind": "root", "parts": [ref_value(ref) for ref in refs]})
+
+
+def decode_root(body: bytes, ref: PartRef) -> tuple[PartRef, ...]:
+    """Return the parts that a root part lists, after the same checks as `decode_part`.
+
+    Raises:
+        IntegrityError: Anything differs.
+        UnsupportedError: A newer version wrote it.
+    """
+    value = _inflate(body, ref, kind="root")
+    try:
+        refs = tuple(ref_from(each) for each in Fields(value).list("parts"))
+    except Fault as fault:
+        raise _bad(ref, str(fault)) from fault
+    if any(each.is_root for each in refs):
+        raise _bad(ref, "lists another root part")
+    return refs
+
+
+def ref_value(ref: PartRef) -> dict[str, Any]:
+    """Return `ref` as JSON; `root` stands there only if it is true."""
+    value: dict[str, Any] = {
+        "path": ref.path,
+        "size": ref.size,
+        "blake3": ref.blake3,
+        "inflated": ref.inflated,
+        "ranks": list(ref.ranks),
+    }
+    return {**value, "root": True} if ref.is_root else value
+
+
+def ref_from(value: object) -> PartRef:
+    """Return the reference that `ref_value` wrote.
+
+    Raises:
+        Fault: A field is missing or is not what it must be.
+    """
+    fields = Fields(value)
+    first, last = fields.integers("ranks", count=2)
+    if first > last:
+        raise Fault(f"has the ranks {first} to {last}")
+    root = fields.value.get("root", False)
+    if not isinstance(root, bool):
+        raise Fault("has a `root` that is neither true nor false")
+    return PartRef(
+        path=fields.text("path"),
+        size=fields.integer("size"),
+        blake3=fields.digest("blake3"),
+        inflated=fields.integer("inflated"),
+        ranks=(first, last),
+        is_root=root,
+    )
 
 
 def split(shards: Sequence[StoredShard]) -> list[tuple[StoredShard, ...]]:
     """Return `shards` (by rank) cut into parts of at most 256 shards and 131,072 items (one shard may exceed it)."""
-    raise NotImplementedError
+    parts: list[list[StoredShard]] = []
+    items = 0
+    for stored in shards:
+        if not parts or len(parts[-1]) == MAX_SHARDS or items + len(stored.items) > MAX_ITEMS:
+            parts.append([])
+            items = 0
+        parts[-1].append(stored)
+        items += len(stored.items)
+    return [tuple(part) for part in parts]
+
+
+def _table(shards: Sequence[StoredShard]) -> dict[TensorMeta, int]:
+    """Return every tensor of `shards` with its place in the part's table."""
+    tensors = dict.fromkeys(item.chunk.tensor for stored in shards for item in stored.items)
+    by_name: dict[str, TensorMeta] = {}
+    for tensor in tensors:
+        other = by_name.setdefault(tensor.name, tensor)
+        if other is not tensor:
+            raise InvalidInputError(
+                f"{tensor.name!r} is {other.dtype} {other.shape} here, {tensor.dtype} {tensor.shape} there.",
+                hint="Give every rank the same state.",
+                tensor=tensor.name,
+            )
+    return {tensor: index for index, tensor in enumerate(tensors)}
+
+
+def _deflate(value: dict[str, Any]) -> tuple[bytes, int]:
+    text = dump_json(value, what="A manifest part") + b"\n"
+    if len(text) > MAX_INFLATED_BYTES:
+        raise InvalidInputError(
+            f"A manifest part would have {len(text)} bytes, {MAX_INFLATED_BYTES} are allowed.",
+            hint="Save with more ranks, or fewer and larger tensors.",
+        )
+    deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    tail = struct.pack("<II", zlib.crc32(text), len(text))
+    return _GZIP_HEAD + deflate.compress(text) + deflate.flush() + tail, len(text)
+
+
+def _inflate(body: bytes, ref: PartRef, *, kind: str) -> dict[str, Any]:
+    if len(body) != ref.size:
+        raise _bad(ref, f"has {len(body)} bytes, recorded were {ref.size}")
+    if hexdigest(body) != ref.blake3:
+        raise _bad(ref, f"has BLAKE3 {hexdigest(body)}, recorded was {ref.blake3}")
+    if ref.inflated > MAX_INFLATED_BYTES:
+        raise _bad(ref, f"is said to hold {ref.inflated} bytes, {MAX_INFLATED_BYTES} are allowed")
+    inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        text = inflate.decompress(body, ref.inflated + 1)
+    except zlib.error as error:
+        raise _bad(ref, f"is no gzip: {error}") from error
+    if len(text) != ref.inflated or not inflate.eof or inflate.unused_data:
+        raise _bad(ref, f"does not hold the recorded {ref.inflated} bytes")
+    value = parse_json(text, what=ref.path)
+    if not isinstance(value, dict) or not isinstance(value.get("format"), int):
+        raise _bad(ref, "does not say its format")
+    if value["format"] > FORMAT:
+        raise UnsupportedError(
+            f"{ref.path} has the format {value['format']}, this version reads {FORMAT}.",
+            hint="Run `pip install --upgrade ckptstore`.",
+            path=ref.path,
+            format=value["format"],
+        )
+    if value["format"] != FORMAT or value.get("kind") != kind:
+        raise _bad(ref, f"is {value.get('kind')!r} of the format {value['format']}, not {kind!r} of {FORMAT}")
+    return value
+
+
+def _bad(ref: PartRef, fault: str) -> IntegrityError:
+    return IntegrityError(
+        f"{ref.path} {fault}.",
+        hint="Run `ckptstore verify URL` and load an older checkpoint.",
+        key=ref.path,
+        expected_size=ref.size,
+        expected_blake3=ref.blake3,
+    )

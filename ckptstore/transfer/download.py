@@ -1,0 +1,245 @@
+"""Verified ranged reads, straight into the arrays that want them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ckptstore.errors import CkptStoreError, IntegrityError
+from ckptstore.format.checksum import DIGEST_BYTES, digest, hexdigest
+from ckptstore.format.shard import LENGTH_BYTES, Shard, StoredShard, header_entries, shard_root
+from ckptstore.format.strict_json import parse_json
+from ckptstore.objectstore.port import ObjectStore
+from ckptstore.options import TransferOptions
+from ckptstore.transfer.boxes import as_elements, scatter
+from ckptstore.transfer.spans import BoxRead, Leaf, Span, Wanted, spans_of, wanted_by_shard
+
+__all__ = ["BoxRead", "ReadStats", "check_shard", "read_boxes", "verify_shard"]
+
+MAX_NAMED = 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStats:
+    """What a read cost at the port."""
+
+    bytes_fetched: int
+    requests: int
+
+
+def read_boxes(
+    store: ObjectStore,
+    reads: Sequence[BoxRead],
+    *,
+    options: TransferOptions,
+    on_verified: Callable[[int], None] | None = None,
+) -> ReadStats:
+    """Fill every `out`, verifying each leaf before a byte of it gets there (I13).
+
+    The leaf table of each touched shard is fetched once and checked first, before any `out` is touched; then exactly
+    the touched leaves are fetched, each once, a few ranged reads at a time. The first error stops everything, and no
+    thread survives the call.
+
+    Args:
+        store: Rooted at the run.
+        reads: Boxes of stored chunks. Several may touch one item; their `out` must not overlap.
+        options: How bytes are moved. At most about `fetch_bytes` times `fetches_in_flight` are held.
+        on_verified: Told how many bytes of leaves have just been verified and written; called on worker threads.
+
+    Raises:
+        InvalidInputError: A box leaves its chunk, or its `out` does not fit. Nothing was touched.
+        IntegrityError: Bytes are not what was written. As with every error of a store, the facts `written` and
+            `written_count` say which tensors had received bytes by then.
+    """
+    shards = wanted_by_shard(reads)
+    tables: dict[str, bytes] = {}
+    written: dict[str, None] = {}
+
+    def fetch_table(shard: Shard) -> None:
+        tables[shard.path] = leaf_table(store, shard)
+
+    def fetch_span(span: Span) -> None:
+        verified = fetch_verified(store, span, tables[span.shard.path])
+        for leaf in span.leaves:
+            written[leaf.wanted.item.chunk.tensor.name] = None
+        write_out(span, verified)
+        if on_verified is not None:
+            on_verified(sum(leaf.nbytes for leaf in span.leaves))
+
+    try:
+        in_flight([shard for shard, _ in shards], fetch_table, limit=options.fetches_in_flight)
+        spans = [s for shard, wanted in shards for s in spans_of(shard, wanted, fetch_bytes=options.fetch_bytes)]
+        in_flight(spans, fetch_span, limit=options.fetches_in_flight)
+    except CkptStoreError as error:
+        error.facts["written"] = [*list(written)[:MAX_NAMED]]
+        error.facts["written_count"] = len(written)
+        raise
+    return ReadStats(
+        bytes_fetched=sum(map(len, tables.values())) + sum(span.length for span in spans),
+        requests=sum(1 for table in tables.values() if table) + len(spans),
+    )
+
+
+def in_flight(tasks: Iterable[T], work: Callable[[T], object], *, limit: int) -> None:
+    """Do `work` for every task, `limit` at a time. The first failure stops the others and is raised."""
+    tasks = list(tasks)
+    if min(limit, len(tasks)) <= 1:
+        for task in tasks:
+            work(task)
+        return
+    pending, lock, failures = iter(tasks), threading.Lock(), list[BaseException]()
+
+    def worker() -> None:
+        while not failures:
+            with lock:
+                task = next(pending, None)
+            if task is None:
+                return
+            try:
+                work(task)
+            except BaseException as error:  # noqa: BLE001  (raised on the caller's thread)
+                failures.append(error)
+
+    with ThreadPoolExecutor(min(limit, len(tasks)), thread_name_prefix="ckptstore-fetch") as pool:
+        try:
+            for future in [pool.submit(worker) for _ in range(min(limit, len(tasks)))]:
+                future.result()
+        except BaseException as error:
+            failures.append(error)  # an interrupt of this thread stops the workers too
+            raise
+    if failures:
+        raise failures[0]
+
+
+def leaf_table(store: ObjectStore, shard: Shard) -> bytes:
+    """Return a shard's leaf table.
+
+    Raises:
+        IntegrityError: Its hash is not the recorded one.
+    """
+    length = shard.size - shard.leaf_table_offset
+    table = store.get_range(shard.path, start=shard.leaf_table_offset, length=length) if length else b""
+    expect(shard, "leaf table", hexdigest(table), shard.leaf_table_blake3)
+    return table
+
+
+def expect(shard: Shard, what: str, found: object, expected: object) -> None:
+    """Raise IntegrityError, naming both, if `found` is not `expected`."""
+    if found != expected:
+        raise IntegrityError(
+            f"The {what} of {shard.path} is {found}, recorded was {expected}.",
+            hint="Run `ckptstore verify URL --level full` and load an older checkpoint.",
+            key=shard.path,
+            rank=shard.rank,
+            what=what,
+            found=found,
+            expected=expected,
+        )
+
+
+def fetch_verified(store: ObjectStore, span: Span, table: bytes) -> memoryview:
+    """Return a span's bytes, after verifying each of its leaves.
+
+    Raises:
+        IntegrityError: A leaf is not what was written. The facts name it.
+    """
+    data = memoryview(store.get_range(span.shard.path, start=span.start, length=span.length))
+    expect(span.shard, "length of a ranged read", data.nbytes, span.length)
+    for leaf in span.leaves:
+        at = (leaf.wanted.item.first_leaf + leaf.number) * DIGEST_BYTES
+        offset = leaf.start - span.start
+        found, expected = digest(data[offset : offset + leaf.nbytes]), table[at : at + DIGEST_BYTES]
+        if found != expected:
+            raise _damaged(span.shard, leaf, found, expected)
+    return data
+
+
+def write_out(span: Span, data: memoryview) -> None:
+    """Lay the verified bytes of a span into what wants them, leaves that follow each other at once."""
+    runs: list[list[Leaf]] = []
+    for leaf in span.leaves:
+        last = runs[-1][-1] if runs else None
+        if last is not None and last.wanted is leaf.wanted and last.number + 1 == leaf.number:
+            runs[-1].append(leaf)
+        else:
+            runs.append([leaf])
+    for run in runs:
+        wanted, offset = run[0].wanted, run[0].start - span.start
+        nbytes = run[-1].start + run[-1].nbytes - run[0].start
+        elements = np.frombuffer(data[offset : offset + nbytes], np.uint8).reshape(-1, wanted.itemsize)
+        first = run[0].number * wanted.item.leaf_bytes // wanted.itemsize
+        for target in wanted.targets:
+            window = as_elements(elements) if target.out.ndim == len(target.box[0]) else elements
+            scatter(window, first, wanted.item.chunk.lengths, target.box, target.out)
+
+
+def _damaged(shard: Shard, leaf: Leaf, found: bytes, expected: bytes) -> IntegrityError:
+    chunk = leaf.wanted.item.chunk
+    return IntegrityError(
+        f"Leaf {leaf.number} of {chunk.tensor.name!r} in {shard.path} has BLAKE3 {found.hex()}, "
+        f"written was {expected.hex()}.",
+        hint="Run `ckptstore verify URL --level full` and load an older checkpoint.",
+        tensor=chunk.tensor.name,
+        offsets=list(chunk.offsets),
+        key=shard.path,
+        rank=shard.rank,
+        leaf=leaf.number,
+        start=leaf.start,
+        nbytes=leaf.nbytes,
+        found=found.hex(),
+        expected=expected.hex(),
+    )
+
+
+def check_shard(store: ObjectStore, shard: Shard) -> None:
+    """Check a shard's structure before anything of it is loaded: size, header, leaf table, root.
+
+    Raises:
+        IntegrityError: One of them is not what was recorded.
+        NotFoundError: The object is provably absent.
+    """
+    structure(store, shard)
+
+
+def structure(store: ObjectStore, shard: Shard) -> tuple[bytes, bytes]:
+    """Return a shard's header and leaf table, after all the checks of `check_shard`; raises as it does."""
+    expect(shard, "size", store.head(shard.path).size, shard.size)
+    header = store.get_range(shard.path, start=0, length=shard.header_bytes)
+    expect(shard, "header", hexdigest(header), shard.header_blake3)
+    table = leaf_table(store, shard)
+    expect(shard, "root", shard_root(header, table), shard.root)
+    return header, table
+
+
+def verify_shard(store: ObjectStore, stored: StoredShard, *, options: TransferOptions) -> int:
+    """Hash every byte of a shard, padding included, and return how many were read (I13).
+
+    Raises:
+        IntegrityError: Any byte is not what was written, or the header contradicts the manifest.
+        NotFoundError: The object is provably absent.
+    """
+    shard = stored.shard
+    header, table = structure(store, shard)
+    said = parse_json(header[LENGTH_BYTES:], what=f"The header of {shard.path}")
+    _check_header(shard, said, header_entries(stored.items, len(header), leaf_count=len(table) // DIGEST_BYTES))
+    wanted = [Wanted(item, 1, leaves=range(item.leaf_count)) for item in stored.items]
+    spans = list(spans_of(shard, wanted, fetch_bytes=options.fetch_bytes))
+    in_flight(spans, lambda span: fetch_verified(store, span, table), limit=options.fetches_in_flight)
+    return len(header) + len(table) + sum(span.length for span in spans)
+
+
+def _check_header(shard: Shard, said: Any, entries: dict[str, dict[str, Any]]) -> None:
+    """Compare a shard's header with the one that its items make. Further notes in `__metadata__` are ignored."""
+    if not isinstance(said, dict) or not isinstance(said.get("__metadata__"), dict):
+        expect(shard, "kind of header", str(said)[:80], "an object with __metadata__")
+    notes = {name: said["__metadata__"].get(name) for name in entries["__metadata__"]}
+    said = {**said, "__metadata__": notes}
+    for name in said.keys() | entries.keys():
+        expect(shard, f"header's entry {name!r}", said.get(name), entries.get(name))
