@@ -27,7 +27,6 @@ class Ticket:
 
     save_id: str
     rank: int
-    world_size: int
     attempt: Attempt
 
 

@@ -32,8 +32,8 @@ from ckptstore.errors import (
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Rank 0 is here and works under limits of its own (it may be creating the run); it is waited for this much longer.
-_ROOT_WORK_SECONDS = 300.0
+WORK_SECONDS = 300.0
+"""How much longer a rank is waited for that was here a moment ago and works under limits of its own."""
 _LONGEST_PAUSE_SECONDS = 0.05
 _GRAVITY: tuple[type[CkptStoreError], ...] = (FencedError, CommitUnknownError, IntegrityError)
 
@@ -208,12 +208,12 @@ class _Table:
             self.store.set(key, b"")  # withdrawn: who comes later must not count on it
             raise raised or self._missing([0])
         if proposal is None:
-            if self._wait(["ready"], _ROOT_WORK_SECONDS):
+            if self._wait(["ready"], WORK_SECONDS):
                 raise self._missing([0])
             proposal, raised = self._attempt(mine)
             self.store.set(key, pickle.dumps(proposal))
         verdict_key = f"verdict/{proposal.token}"
-        late = self._wait([verdict_key], self.seconds + _ROOT_WORK_SECONDS)
+        late = self._wait([verdict_key], self.seconds + WORK_SECONDS)
         if raised is not None:
             raise raised
         if late:

@@ -9,18 +9,10 @@ import numpy as np
 import torch
 
 from ckptstore.errors import IncompatibleStateError, UnsupportedError
+from ckptstore.format.dtypes import dtype_named
 from ckptstore.units import MIB
 
 PIECE_BYTES = 4 * MIB
-
-_PLAIN = (
-    "float64 float32 float16 bfloat16 complex128 complex64 complex32 "
-    "int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool "
-    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"
-).split()
-
-_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _PLAIN if hasattr(torch, name)}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype, *, key: str) -> str:
@@ -29,15 +21,7 @@ def dtype_name(dtype: torch.dtype, *, key: str) -> str:
     Raises:
         UnsupportedError: It is quantised, smaller than a byte, or unknown: its bytes alone do not give the values back.
     """
-    try:
-        return _NAMES[dtype]
-    except KeyError:
-        raise UnsupportedError(
-            f"{key} has the dtype {dtype}, whose values cannot be stored as plain bytes.",
-            hint="Save it dequantised, or as another dtype.",
-            key=key,
-            dtype=str(dtype),
-        ) from None
+    return dtype_named(str(dtype).removeprefix("torch."), of=key).name
 
 
 def dtype_of(name: str, *, key: str) -> torch.dtype:
@@ -46,15 +30,15 @@ def dtype_of(name: str, *, key: str) -> torch.dtype:
     Raises:
         UnsupportedError: This torch has no such dtype.
     """
-    try:
-        return _DTYPES[name]
-    except KeyError:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise UnsupportedError(
             f"{key} was saved as {name}, which torch {torch.__version__} does not have.",
             hint="Load with a newer torch.",
-            key=key,
+            tensor=key,
             dtype=name,
-        ) from None
+        )
+    return dtype
 
 
 def byte_view(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
