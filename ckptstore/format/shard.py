@@ -22,6 +22,7 @@ MAX_HEADER_BYTES = 100_000_000 + LENGTH_BYTES
 LEAVES_PER_ITEM = 32
 MIN_LEAF_BYTES = 64 * KIB
 MAX_LEAF_BYTES = 4 * MIB
+_NOTE = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,7 @@ def _note(chunk: Chunk, dtype: Dtype) -> str | None:
         note["dtype"] = dtype.name
     if chunk.lengths != chunk.tensor.shape:
         note |= {"offsets": chunk.offsets, "shape": chunk.tensor.shape}
-    return json.dumps(note, separators=(",", ":")) if note else None
+    return _NOTE.encode(note) if note else None
 
 
 def _header(items: Sequence[StoredItem], leaf_count: int) -> bytes:

@@ -1,0 +1,160 @@
+"""Canonical JSON, and its values read back into checked fields."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar, cast
+
+from ckptstore.errors import InvalidInputError
+from ckptstore.format.strict_json import dump_json
+from ckptstore.units import KIB
+
+MAX_TEXT_BYTES = 4 * KIB
+NON_FINITE = ("NaN", "Infinity", "-Infinity")
+
+_MAX_INTEGER = 2**63
+_HASH = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 80
+_T = TypeVar("_T")
+
+
+def canonical_json(value: object) -> bytes:
+    """Return `value` as JSON with sorted keys, no spaces, UTF-8; non-finite floats become text.
+
+    Raises:
+        InvalidInputError: It holds something that is not JSON, a key that is not text, or text that UTF-8 cannot hold.
+    """
+    try:
+        return dump_json(_finite(value), what="This value")
+    except RecursionError as error:
+        raise InvalidInputError("This value is nested too deeply.", hint="Pass plain values only.") from error
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise InvalidInputError(f"The key {key!r} is not text.", hint="Use text for keys.")
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def integer(value: object) -> int:
+    """Return `value` if it is a whole number from 0 to 2**63 - 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_INTEGER:
+        raise _expected("a whole number", value)
+    return value
+
+
+def text(value: object) -> str:
+    """Return `value` if it is text of at most 4 KiB."""
+    if not isinstance(value, str) or len(value.encode(errors="replace")) > MAX_TEXT_BYTES:
+        raise _expected(f"text of at most {MAX_TEXT_BYTES} bytes", value)
+    return value
+
+
+def digest(value: object) -> str:
+    """Return `value` if it is 64 hexadecimal digits."""
+    if not isinstance(value, str) or _HASH.fullmatch(value) is None:
+        raise _expected("64 hexadecimal digits", value)
+    return value
+
+
+def number(value: object) -> float:
+    """Return `value` if it is a number, or the text of a non-finite one."""
+    if isinstance(value, str) and value in NON_FINITE:
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _expected("a number", value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise _expected("a number", value) from None
+
+
+def flag(value: object) -> bool:
+    """Return `value` if it is true or false."""
+    if not isinstance(value, bool):
+        raise _expected("true or false", value)
+    return value
+
+
+def table(value: object) -> dict[str, Any]:
+    """Return `value` if it is an object."""
+    if not isinstance(value, dict):
+        raise _expected("an object", value)
+    return value
+
+
+def optional(read: Callable[[object], _T]) -> Callable[[object], _T | None]:
+    """Return a reader that also takes null."""
+    return lambda value: None if value is None else read(value)
+
+
+def sequence(read: Callable[[object], _T]) -> Callable[[object], tuple[_T, ...]]:
+    """Return a reader of a list of what `read` reads."""
+
+    def read_all(value: object) -> tuple[_T, ...]:
+        if not isinstance(value, list | tuple):
+            raise _expected("a list", value)
+        return tuple(read(inner) for inner in value)
+
+    return read_all
+
+
+def mapping(read: Callable[[object], _T]) -> Callable[[object], dict[str, _T]]:
+    """Return a reader of an object whose values `read` reads."""
+    return lambda value: {text(key): read(inner) for key, inner in table(value).items()}
+
+
+READERS: dict[str, Callable[[object], Any]] = {
+    "int": integer,
+    "int | None": optional(integer),
+    "str": text,
+    "str | None": optional(text),
+    "bool": flag,
+    "tuple[int, ...]": sequence(integer),
+    "tuple[str, ...]": sequence(text),
+    "dict[str, int]": mapping(integer),
+    "dict[str, str]": mapping(text),
+    "dict[str, float]": mapping(number),
+    "dict[str, Any]": table,
+}
+"""How a dataclass's field is read, by its annotation."""
+
+
+def read_fields(kind: type[_T], value: object, **special: Callable[[object], Any]) -> _T:
+    """Return a dataclass of `kind` from the object `value`, each field checked by its annotation.
+
+    Keys that the dataclass has not are ignored: a later release may add some.
+
+    Args:
+        kind: A dataclass; its module has postponed annotations.
+        value: What JSON said.
+        special: Readers of single fields, by name.
+
+    Raises:
+        InvalidInputError: A field is missing or is not what it must be; it is named.
+    """
+    given, found = table(value), {}
+    for each in fields(cast("Any", kind)):  # a dataclass, which `type[_T]` cannot say
+        if each.name not in given:
+            if each.default is MISSING:
+                raise InvalidInputError(f"{each.name} is missing.")
+            continue
+        try:
+            found[each.name] = (special.get(each.name) or READERS[str(each.type)])(given[each.name])
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{each.name}: {error.message}") from error
+    return kind(**found)
+
+
+def _expected(what: str, value: object) -> InvalidInputError:
+    return InvalidInputError(f"expected {what}, found {repr(value)[:_SHOWN]}.")

@@ -1,0 +1,138 @@
+"""The beginning of a save: a prefix that nobody else ever writes to, before the first byte."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptstore.errors import InvalidInputError, NotFoundError
+from ckptstore.events import AttemptBegan, tell
+from ckptstore.format.canonical import canonical_json
+from ckptstore.format.layout import Stem, encode_name
+from ckptstore.protocol.claim import Incarnation, Takeover, check_not_fenced, claim
+from ckptstore.protocol.log import RunLog
+from ckptstore.units import KIB
+
+MAX_DESCRIPTION_BYTES = 16 * KIB
+"""Of all that the user says of a save, as JSON. With it and 128 parts a record stays below 64 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the user says of a save. Checked and bounded here, so that nothing is refused after the upload.
+
+    Args:
+        global_step: The training step, or None.
+        parallelism: Degrees by name: dp, tp, pp and so on.
+        training_state: Counters such as epoch and consumed_samples, as JSON.
+        metrics: Numbers by name; non-finite ones are allowed.
+        fingerprints: Digests by name.
+        tags: Labels.
+
+    Raises:
+        InvalidInputError: A value is not what it must be, or all together take more than 16 KiB.
+    """
+
+    global_step: int | None = None
+    parallelism: Mapping[str, int] = field(default_factory=dict)
+    training_state: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    tags: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        step = self.global_step if self.global_step is None else _whole("global_step", self.global_step)
+        tags = (self.tags,) if isinstance(self.tags, str) else tuple(self.tags)
+        plain = {
+            "global_step": step,
+            "parallelism": {key: _whole(f"parallelism[{key!r}]", value) for key, value in self.parallelism.items()},
+            "training_state": dict(self.training_state),
+            "metrics": {key: _number(f"metrics[{key!r}]", value) for key, value in self.metrics.items()},
+            "fingerprints": {key: _text(f"fingerprints[{key!r}]", text) for key, text in self.fingerprints.items()},
+            "tags": tuple(_text("a tag", tag) for tag in tags),
+        }
+        size = len(canonical_json(plain))
+        if size > MAX_DESCRIPTION_BYTES:
+            raise InvalidInputError(
+                f"The description of the save takes {size} bytes, {MAX_DESCRIPTION_BYTES} are allowed.",
+                hint="Describe less; what is large belongs into the state that is saved.",
+                size=size,
+            )
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at writing a checkpoint. Picklable: it travels to all ranks.
+
+    Args:
+        run: Identity of the run.
+        stem: Names its prefix; nobody else ever writes there (I6).
+        world_size: Ranks in the save's group.
+        description: What the user says of it.
+    """
+
+    run: str
+    stem: Stem
+    world_size: int
+    description: Description
+
+    @property
+    def global_step(self) -> int | None:
+        """The training step."""
+        return self.description.global_step
+
+
+def begin(
+    log: RunLog,
+    incarnation: Incarnation,
+    *,
+    checkpoint_id: str,
+    world_size: int,
+    description: Description | None = None,
+    takeover: Takeover = "always",
+) -> Attempt:
+    """Choose the prefix of a new attempt, claiming the run first if this incarnation has not; read the log before.
+
+    Raises:
+        FencedError: A newer incarnation has claimed the run: before a byte was uploaded.
+        ConflictError: `takeover` is `same_job` and another job holds the run.
+        InvalidInputError: The name or the world size cannot be recorded.
+        NotFoundError: The log was opened for reading and there is no run.
+
+    If killed: perhaps a claim. Nothing of the attempt exists yet.
+    """
+    encode_name(checkpoint_id)
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise InvalidInputError(f"world_size must be 1 or more, not {world_size!r}.")
+    incarnation.check()
+    fold = log.refresh().whole()
+    if log.run is None:
+        raise NotFoundError(f"There is no run at {log.store.url}.", hint="Open it for writing first.")
+    check_not_fenced(fold, incarnation, incarnation.term)
+    term = claim(log, incarnation, takeover=takeover)
+    number = incarnation.next_attempt(log.fold)
+    stem = Stem(checkpoint_id, term, number, log.ids.nonce())
+    tell(log.observer, AttemptBegan(checkpoint_id=checkpoint_id, prefix=str(stem)))
+    return Attempt(log.fold.run, stem, world_size, description or Description())
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) < 2**63:
+        raise InvalidInputError(f"{name} must be a whole number from 0 on, not {value!r:.80}.")
+    return int(value)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidInputError(f"{name} must be a number, not {value!r:.80}.", hint="Pass float(value).")
+    return float(value)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{name} must be text, not {value!r:.80}.")
+    return value

@@ -1,0 +1,313 @@
+"""What is in a run: looking up, pinning, setting aside, going back."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptstore.errors import InvalidInputError, NotFoundError, ResumeError, UncommittedError
+from ckptstore.format.codec import Part
+from ckptstore.format.layout import DATA_PREFIX, Stem, encode_name, parse_data_key
+from ckptstore.format.records import ABANDONED, QUARANTINED, Known, Pin, Restore, SetAside, Unpin
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore
+from ckptstore.options import TransferOptions
+from ckptstore.protocol.fold import Committed, Fold
+from ckptstore.protocol.log import Entry, RunLog
+from ckptstore.protocol.parts import load_parts
+from ckptstore.protocol.verify import Level, Verdict, verify
+
+LANES = 16
+MAX_SHOWN = 8
+
+_EXACT = re.compile(r"(.+)@([0-9]+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncommitted:
+    """An attempt that has data and no commit.
+
+    Args:
+        stem: Names it.
+        state: `in progress`: its commit may still come; `dead`: it never will (I7).
+        objects: How many it has.
+        bytes: Of them together.
+        modified: When the newest was stored, by the store's clock, in seconds since 1970, or None.
+    """
+
+    stem: Stem
+    state: Literal["in progress", "dead"]
+    objects: int
+    bytes: int
+    modified: float | None
+
+
+class Catalog:
+    """The checkpoints of an open log. Every question reads first what was appended since.
+
+    Args:
+        log: Opened or created.
+    """
+
+    def __init__(self, log: RunLog) -> None:
+        self.log = log
+
+    def latest(self) -> Committed | None:
+        """Return the newest selectable checkpoint: the highest seq, not the highest step (I11).
+
+        Returns:
+            None if nothing was ever committed: a fresh start.
+
+        Raises:
+            ResumeError: There are commits, and none may be selected; they are listed with the reasons.
+            IntegrityError: The log is damaged.
+            UnsupportedError: A later release wrote to this log.
+        """
+        fold = self.log.refresh().whole()
+        if fold.newest is not None or not fold.ever_committed:
+            return fold.newest
+        why = [f"{_exact_name(each)} ({each.set_aside})" for each in fold.kept]
+        shown = ", ".join(why[-MAX_SHOWN:]) or "all are retired"
+        raise ResumeError(
+            f"Of {fold.ever_committed} commits none may be selected: {shown}.",
+            hint="Run `ckptstore ls URL --all`; name one exactly as NAME@SEQ to load it all the same.",
+            set_aside=why,
+        )
+
+    def find(self, checkpoint_id: str | None = None, *, step: int | None = None, seq: int | None = None) -> Committed:
+        """Return one checkpoint: by name or step the highest selectable seq, by `name@seq` or seq exactly that one.
+
+        Raises:
+            InvalidInputError: Not exactly one of the three was given.
+            NotFoundError: There is none; names and steps near it are listed.
+            UncommittedError: Only attempts of this name exist that were never committed.
+            UnsupportedError: A later release wrote to this log, and the answer may depend on it.
+        """
+        if sum(each is not None for each in (checkpoint_id, step, seq)) != 1:
+            raise InvalidInputError("Give exactly one of checkpoint_id, step and seq.", hint="Pass checkpoint_id=...")
+        fold = self.log.refresh()
+        if seq is not None:
+            return _at(fold, seq, None)
+        if checkpoint_id is not None and (exact := _EXACT.fullmatch(checkpoint_id)):
+            return _at(fold, int(exact[2]), exact[1])
+        wanted = f"step {step}" if checkpoint_id is None else repr(checkpoint_id)
+        named = [
+            each
+            for each in fold.whole().kept
+            if (
+                each.commit.global_step == step if checkpoint_id is None else each.commit.checkpoint_id == checkpoint_id
+            )
+        ]
+        selectable = [each for each in named if each.set_aside is None]
+        if selectable:
+            return selectable[-1]
+        if named:
+            exactly = [f"{_exact_name(each)} ({each.set_aside})" for each in named]
+            raise NotFoundError(
+                f"All checkpoints of {wanted} are set aside: {', '.join(exactly[-MAX_SHOWN:])}.",
+                hint="Name one exactly, as NAME@SEQ, to load it all the same.",
+                set_aside=exactly,
+            )
+        if checkpoint_id is not None:
+            self._refuse_uncommitted(fold, checkpoint_id)
+        raise NotFoundError(
+            f"There is no committed checkpoint {wanted} at {self.log.store.url}.{_near(fold, checkpoint_id)}",
+            hint="Run `ckptstore ls URL`.",
+        )
+
+    def checkpoints(self, *, include_set_aside: bool = False) -> list[Committed]:
+        """Return the selectable checkpoints by seq, or all that are kept.
+
+        Raises:
+            UnsupportedError: A later release wrote to this log.
+        """
+        fold = self.log.refresh().whole()
+        return fold.kept if include_set_aside else fold.selectable
+
+    def load_parts(self, store: ObjectStore, committed: Committed) -> list[Part]:
+        """Return the verified parts of a checkpoint, read through `store`. See `parts.load_parts`."""
+        return load_parts(store, committed)
+
+    def verify(
+        self, committed: Committed | None = None, *, level: Level = "full", options: TransferOptions | None = None
+    ) -> Verdict:
+        """Verify the log, and a checkpoint as far as `level` says. See `verify.verify`."""
+        self.log.refresh()
+        return verify(self.log, committed, level, options or TransferOptions())
+
+    def in_progress(self) -> list[Uncommitted]:
+        """Return the attempts that have data and no commit, by term and number. Lists all of `data/`."""
+        fold = self.log.refresh().whole()
+        return _uncommitted(fold, self.log.store, (DATA_PREFIX,), None)
+
+    def pin(self, seq: int, *, holder: str, reason: str) -> Entry | None:
+        """Keep a checkpoint from being retired while `holder` holds it; None if it is pinned so already.
+
+        Raises:
+            NotFoundError: It is not a kept checkpoint.
+            CommitUnknownError: Whether it is pinned is not known. See `RunLog.append` for the rest.
+
+        If killed: it is pinned or not.
+        """
+        pin = Pin(seq, holder, reason)
+
+        def decide(fold: Fold) -> Pin | None:
+            held = {each.holder: each.reason for each in _at(fold, seq, None).pins}
+            return None if held.get(holder) == reason else pin
+
+        return self._append(decide)
+
+    def unpin(self, seq: int, *, holder: str) -> Entry | None:
+        """Let go of a checkpoint; None if `holder` does not hold it.
+
+        Raises:
+            NotFoundError: It is not a kept checkpoint.
+            CommitUnknownError: Whether it is unpinned is not known. See `RunLog.append` for the rest.
+
+        If killed: it is unpinned or not.
+        """
+
+        def decide(fold: Fold) -> Unpin | None:
+            return Unpin(seq, holder) if holder in [pin.holder for pin in _at(fold, seq, None).pins] else None
+
+        return self._append(decide)
+
+    def set_aside(
+        self, seqs: Iterable[int], *, reason: Literal["quarantined", "abandoned"], note: str = ""
+    ) -> Entry | None:
+        """Make checkpoints not selectable by default; nothing is deleted. None if they are set aside so already.
+
+        Raises:
+            NotFoundError: One is not a kept checkpoint.
+            CommitUnknownError: Whether they are set aside is not known. See `RunLog.append` for the rest.
+
+        If killed: all of them are set aside or none.
+        """
+        wanted = sorted(set(seqs))
+        enough = {QUARANTINED} if reason == QUARANTINED else {QUARANTINED, ABANDONED}
+
+        def decide(fold: Fold) -> SetAside | None:
+            left = tuple(seq for seq in wanted if _at(fold, seq, None).set_aside not in enough)
+            return SetAside(left, reason, note) if left else None
+
+        return self._append(decide)
+
+    def restore(self, seqs: Iterable[int]) -> Entry | None:
+        """Make checkpoints selectable again; None if they are.
+
+        Raises:
+            NotFoundError: One is not a kept checkpoint.
+            CommitUnknownError: Whether they are restored is not known. See `RunLog.append` for the rest.
+
+        If killed: all of them are restored or none.
+        """
+        wanted = sorted(set(seqs))
+
+        def decide(fold: Fold) -> Restore | None:
+            left = tuple(seq for seq in wanted if _at(fold, seq, None).set_aside is not None)
+            return Restore(left) if left else None
+
+        return self._append(decide)
+
+    def rollback(self, to: int, *, note: str = "") -> Entry | None:
+        """Abandon everything selectable above the checkpoint `to`, so that it is the latest; None if it is already.
+
+        A crash after it does not undo it. A running process that goes on from `to` begins a new incarnation.
+
+        Raises:
+            NotFoundError: `to` is not a kept checkpoint.
+            InvalidInputError: `to` is set aside itself.
+            CommitUnknownError: Whether the run went back is not known. See `RunLog.append` for the rest.
+
+        If killed: all of them are abandoned or none.
+        """
+
+        def decide(fold: Fold) -> SetAside | None:
+            target = _at(fold, to, None)
+            if target.set_aside is not None:
+                raise InvalidInputError(
+                    f"{_exact_name(target)} is set aside itself ({target.set_aside}).",
+                    hint="Restore it first, or go back to another one.",
+                    seq=to,
+                )
+            above = tuple(each.seq for each in fold.selectable if each.seq > to)
+            return SetAside(above, ABANDONED, note) if above else None
+
+        return self._append(decide)
+
+    def _append(self, decide: Callable[[Fold], Known | None]) -> Entry | None:
+        self.log.refresh()
+        return self.log.append(decide)
+
+    def _refuse_uncommitted(self, fold: Fold, name: str) -> None:
+        encoded = encode_name(name)
+        prefixes = [f"{DATA_PREFIX}{lane:x}/" for lane in range(LANES)]
+        attempts = _uncommitted(fold, self.log.store, prefixes, f"{encoded}.t")
+        attempts = [each for each in attempts if each.stem.name == name]
+        if attempts:
+            shown = [f"{each.stem} ({each.state}, {each.objects} objects)" for each in attempts]
+            raise UncommittedError(
+                f"{name!r} was never committed; there is data of {', '.join(shown[-MAX_SHOWN:])}. "
+                "Uncommitted data is never loaded.",
+                hint="Load another checkpoint; `ckptstore ls URL` lists what is committed.",
+                attempts=shown,
+            )
+
+
+def _uncommitted(fold: Fold, store: ObjectStore, prefixes: Iterable[str], start: str | None) -> list[Uncommitted]:
+    """Return attempts without a commit under `prefixes`; only those whose key goes on with `start`, if given."""
+    infos: dict[Stem, list[ObjectInfo]] = defaultdict(list)
+    for prefix in prefixes:
+        for info in store.list(prefix, after=prefix + start if start else None):
+            if start and not info.key.startswith(prefix + start):
+                break
+            if (parsed := parse_data_key(info.key)) is not None:  # what does not parse is foreign
+                infos[parsed.stem].append(info)
+    committed = {each.commit.prefix for each in fold.kept} | set(fold.retired.values())
+    found = []
+    for stem in sorted(infos, key=lambda stem: (stem.term, stem.attempt, str(stem))):
+        if str(stem) not in committed:
+            times = [info.modified for info in infos[stem] if info.modified is not None]
+            sizes = [info.size for info in infos[stem]]
+            state: Literal["in progress", "dead"] = "dead" if is_orphan(fold, stem) else "in progress"
+            found.append(Uncommitted(stem, state, len(sizes), sum(sizes), max(times, default=None)))
+    return found
+
+
+def is_orphan(fold: Fold, stem: Stem) -> bool:
+    """Say whether an attempt without a commit can never commit (I7).
+
+    It is of a fenced term, or a later attempt of its term has committed.
+    """
+    return fold.fences(stem.term) or (stem.term == fold.term and fold.supersedes(stem.attempt))
+
+
+def _at(fold: Fold, seq: int, name: str | None) -> Committed:
+    """Return the kept checkpoint of slot `seq`, which must have this name if one is given."""
+    found = fold.commits.get(seq)
+    if found is not None and name in (None, found.commit.checkpoint_id):
+        return found
+    if found is not None:
+        what = f"Slot {seq} holds {found.commit.checkpoint_id!r}, not {name!r}."
+    elif seq in fold.retired:
+        what = f"The checkpoint of slot {seq} is retired."
+    else:
+        what = f"Slot {seq} holds no kept checkpoint; the log ends before slot {fold.end}."
+        fold.whole()
+    raise NotFoundError(what, hint="Run `ckptstore ls URL --all`.", seq=seq)
+
+
+def _exact_name(committed: Committed) -> str:
+    return f"{committed.commit.checkpoint_id}@{committed.seq}"
+
+
+def _near(fold: Fold, name: str | None) -> str:
+    """Return a sentence with what there is, the nearest names first."""
+    names = list(dict.fromkeys(each.commit.checkpoint_id for each in reversed(fold.selectable)))
+    if not names:
+        return " Nothing is committed."
+    near = difflib.get_close_matches(name, names, n=MAX_SHOWN, cutoff=0.5) if name else []
+    return f" There are: {', '.join((near or names)[:MAX_SHOWN])}."

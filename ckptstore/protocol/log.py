@@ -1,0 +1,408 @@
+"""The log: one primitive, `create_once`, and the rule by which records are appended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Self, TypeVar
+
+from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds, timestamp
+from ckptstore.errors import (
+    AlreadyExistsError,
+    CkptStoreError,
+    CommitUnknownError,
+    IntegrityError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from ckptstore.events import HintFailed, Observer, RecordIgnored, TailLost, silent, tell
+from ckptstore.format.layout import RUN_KEY, slot_key, state_key
+from ckptstore.format.records import (
+    FOLD_EVERY,
+    MAX_RECORD_BYTES,
+    Envelope,
+    Known,
+    Record,
+    RunFile,
+    decode_record,
+    encode_record,
+    encode_run,
+)
+from ckptstore.format.version import CREATED_BY, FORMAT
+from ckptstore.objectstore.port import ObjectStore, PutMode
+from ckptstore.options import LogOptions
+from ckptstore.protocol.capable import require_capable
+from ckptstore.protocol.fold import Fold, apply, fold_blake3
+from ckptstore.protocol.reading import advance, get_if_there, no_run, open_fold, slots_between
+
+MAX_PAUSE_SECONDS = 5.0
+
+_T = TypeVar("_T")
+
+
+class Outcome(Enum):
+    """What became of a `create_once`."""
+
+    CREATED = "created"
+    MINE = "mine"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+
+
+def create_once(  # noqa: PLR0913  (what the log is made of, handed on)
+    store: ObjectStore,
+    key: str,
+    body: bytes,
+    *,
+    clock: Clock,
+    ids: IdSource,
+    options: LogOptions,
+    same: Callable[[bytes], bool] | None = None,
+) -> tuple[Outcome, bytes | None]:
+    """Create `key` with `body` if nobody else has, and say what is known of it.
+
+    On anything but success the key is read back, because clients retry underneath: our own landed write comes back as
+    "already exists" (I5). Where it is provably absent, the same bytes are sent again (I16).
+
+    Args:
+        store: Where.
+        key: What to create.
+        body: Made once; never made anew for another try.
+        clock: For the pauses and the deadline.
+        ids: For the jitter.
+        options: The deadline, and whether a single writer is promised.
+        same: Says whether other bytes are ours all the same: a record that names our own attempt.
+
+    Returns:
+        The outcome, and the bytes that stand there (None if that is not known).
+
+    Raises:
+        CkptStoreError: The store refused, and it provably did not happen: `UnavailableError`, `AccessDeniedError`, ...
+
+    If killed: the key holds the whole body or does not exist; a request under way may still land.
+    """
+    deadline, pause = clock.monotonic() + options.deadline_seconds, options.request_pause_seconds
+    ambiguous = False
+    while True:
+        refusal: CkptStoreError | None = None
+        try:
+            if _send(store, key, body, options):
+                return Outcome.CREATED, body
+        except UnavailableError as error:
+            refusal = error
+        except (AlreadyExistsError, OutcomeUnknownError):
+            ambiguous = True
+        except CkptStoreError as error:
+            refusal = error
+        except Exception:  # noqa: BLE001  (not understood, so nothing is known of it)
+            ambiguous = True
+        told, holder = read_back(store, key, max_bytes=max(len(body), MAX_RECORD_BYTES))
+        if holder is not None:
+            mine = holder == body or (same is not None and same(holder))
+            return (Outcome.MINE if mine else Outcome.OTHER), holder
+        expired = clock.monotonic() >= deadline
+        if told and refusal is not None and not ambiguous and (expired or not isinstance(refusal, UnavailableError)):
+            raise refusal
+        if expired:  # a request may still be under way: only a slot that somebody holds says "did not happen" (I5)
+            return Outcome.UNKNOWN, None
+        clock.sleep(pause * ids.fraction())
+        pause = min(2 * pause, MAX_PAUSE_SECONDS)
+        ambiguous = ambiguous or not told
+
+
+def _send(store: ObjectStore, key: str, body: bytes, options: LogOptions) -> bool:
+    """Send once. True: created. False: look what is there."""
+    if not options.assume_single_writer:
+        store.put(key, body, mode=PutMode.CREATE)
+        return True
+    if get_if_there(store, key, max_bytes=max(len(body), MAX_RECORD_BYTES)) is None:
+        store.put(key, body)
+    return False
+
+
+def read_back(store: ObjectStore, key: str, *, max_bytes: int = MAX_RECORD_BYTES) -> tuple[bool, bytes | None]:
+    """Return whether the store told, and what stands under `key` (None: provably absent, if it told).
+
+    Raises:
+        IntegrityError: What stands there is longer than anything that was ever written there.
+    """
+    try:
+        return True, get_if_there(store, key, max_bytes=max_bytes)
+    except IntegrityError:
+        raise
+    except Exception:  # noqa: BLE001  (a refusal or a time-out is never "absent")
+        return False, None
+
+
+def decided(work: Callable[[], _T]) -> _T:
+    """Return what `work` returns, letting no interrupt come between (I5).
+
+    Interrupts reach the main thread only, so there the work runs on another one and an interrupt is raised after its
+    end, with a note that says how it ended. The work must have a deadline of its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    result: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (handed over whole)
+            result.set_exception(error)
+
+    interrupt: BaseException | None = None
+    started = False
+    while not result.done():
+        try:
+            if not started:
+                started = True
+                threading.Thread(target=run, name="ckptstore-append").start()
+            wait([result])
+        except BaseException as error:  # noqa: BLE001  (raised below)
+            interrupt = error
+    if interrupt is None:
+        return result.result()
+    interrupt.add_note(f"Before this was raised, the append under way ended: {result.exception() or result.result()}")
+    raise interrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record that stands in the log, with its bytes."""
+
+    seq: int
+    envelope: Envelope
+    record: Record
+    blake3: str
+    body: bytes
+
+
+class RunLog:
+    """One open log: the fold of what was read, and the way to append. Thread-safe.
+
+    Use `open` to read and `create` to write; opening creates nothing.
+    """
+
+    def __init__(
+        self, store: ObjectStore, *, clock: Clock, ids: IdSource, options: LogOptions, observer: Observer = silent
+    ) -> None:
+        self.store, self.clock, self.ids = store, clock, ids
+        self.options, self.observer = options, observer
+        self.lost_from: int | None = None
+        """A slot that a hint named although the log ended before it: the tail of the log was lost."""
+        self._fold = no_run()
+        self._lock = threading.RLock()
+
+    @classmethod
+    def open(
+        cls,
+        store: ObjectStore,
+        *,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+        options: LogOptions | None = None,
+        observer: Observer = silent,
+    ) -> Self:
+        """Read the log; an absent run is an empty one.
+
+        Raises:
+            IntegrityError: The log is damaged.
+            UnsupportedError: A later release wrote `run.json`.
+        """
+        log = cls(
+            store,
+            clock=clock or SystemClock(),
+            ids=ids or SystemIds(),
+            options=options or LogOptions(),
+            observer=observer,
+        )
+        log.refresh()
+        return log
+
+    @classmethod
+    def create(
+        cls,
+        store: ObjectStore,
+        *,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+        options: LogOptions | None = None,
+        observer: Observer = silent,
+    ) -> Self:
+        """Read the log, and begin the run if there is none.
+
+        Raises:
+            UnsupportedError: The store does not create only-if-absent; writing there could lose checkpoints.
+            OutcomeUnknownError: Whether `run.json` was created is not known.
+            IntegrityError: The log is damaged.
+
+        If killed: perhaps `run.json`; it says nothing but that the run exists. Perhaps keys under `probe/`.
+        """
+        log = cls.open(store, clock=clock, ids=ids, options=options, observer=observer)
+        if log.run is None:
+            log.begin_run()
+        return log
+
+    @property
+    def run(self) -> str | None:
+        """The run's identity; None if there is none yet."""
+        return self._fold.run or None
+
+    @property
+    def fold(self) -> Fold:
+        """The fold of all that was read so far."""
+        return self._fold
+
+    def refresh(self) -> Fold:
+        """Read what was appended since, and return the fold: one GET if nothing was.
+
+        Raises:
+            IntegrityError: The log is damaged.
+        """
+        with self._lock:
+            if self.run is None:
+                opened = open_fold(self.store, self.clock)
+                self._take(opened.fold)
+                self.lost_from = opened.lost_from
+                if opened.lost_from is not None:
+                    tell(self.observer, TailLost(hinted_seq=opened.lost_from, log_end=opened.fold.end))
+            else:
+                self._take(advance(self.store, self._fold, self.clock))
+            return self._fold
+
+    def records(self, *, start: int = 0) -> Iterator[Entry]:
+        """Yield every record from slot `start` to the end of what was read, and nothing from a hint.
+
+        Raises:
+            IntegrityError: One is damaged or missing.
+        """
+        fold = self._fold
+        for seq, body in slots_between(self.store, self.clock, start, fold.end):
+            yield Entry(seq, *decode_record(body, seq=seq, run=fold.run), body)
+
+    def append(
+        self, decide: Callable[[Fold], Known | None], *, same: Callable[[Record], bool] | None = None
+    ) -> Entry | None:
+        """Append the record that `decide` gives for the fold below the slot it will stand in.
+
+        Nothing is read first: refresh before. Whoever is in the next slot already is folded, and `decide` is asked
+        again, from the start.
+
+        Args:
+            decide: Returns the record, or None if the fold says already what it would say; or raises, and nothing is
+                appended.
+            same: Says whether a record in the slot is ours although its bytes are not: one of an earlier call whose
+                outcome was unknown.
+
+        Returns:
+            What stands in the log now; None if `decide` returned None.
+
+        Raises:
+            NotFoundError: There is no run.
+            UnsupportedError: A later release wrote to this log, or the store cannot create only-if-absent.
+            CommitUnknownError: Whether it was appended is not known. Delete nothing; the next append decides (I5, I7).
+            UnavailableError: It was not appended within the deadline.
+            IntegrityError: The log is damaged; nothing was written.
+
+        If killed: the record stands in the log or not; nothing between. A request under way may still land in that
+        slot, and in no other.
+        """
+        return decided(lambda: self._append(decide, same))
+
+    def _append(self, decide: Callable[[Fold], Known | None], same: Callable[[Record], bool] | None) -> Entry | None:
+        with self._lock:
+            if self.run is None:
+                raise NotFoundError(f"There is no run at {self.store.url}.", hint="Check the URL.")
+            self._require_capable()
+            deadline = self.clock.monotonic() + self.options.deadline_seconds
+            while (record := decide(self._fold.whole())) is not None:
+                left = deadline - self.clock.monotonic()
+                if left <= 0:
+                    raise UnavailableError(
+                        f"Others append so often that no slot was free for {self.options.deadline_seconds} s.",
+                        hint="Try again.",
+                    )
+                appended = self._append_at_end(record, same, replace(self.options, deadline_seconds=left))
+                if appended is not None:
+                    return appended
+            return None
+
+    def _append_at_end(self, record: Known, same: Callable[[Record], bool] | None, options: LogOptions) -> Entry | None:
+        """Send `record` to the next slot. None: somebody else stands there, and is folded now."""
+        below = self._fold
+        seq, key = below.end, slot_key(below.end)
+        envelope = Envelope(
+            format=FORMAT,
+            run=below.run,
+            seq=seq,
+            writer=self.ids.nonce(),
+            written_at=timestamp(self.clock),
+            prev=below.last,
+            fold=fold_blake3(below) if seq % FOLD_EVERY == 0 else None,
+        )
+
+        def ours(holder: bytes) -> bool:
+            return same is not None and same(decode_record(holder, seq=seq, run=below.run)[1])
+
+        body = encode_record(record, envelope)  # made once for this slot (I16)
+        outcome, holder = create_once(self.store, key, body, clock=self.clock, ids=self.ids, options=options, same=ours)
+        if holder is None:
+            raise CommitUnknownError(
+                f"Whether this {record.KIND} stands in {key} is not known: the store did not answer in time.",
+                hint="Delete nothing. Run `ckptstore log URL`, or save again: the next append decides.",
+                key=key,
+                kind=record.KIND,
+            )
+        found = decode_record(holder, seq=seq, run=below.run)
+        self._take(apply(below, *found))
+        if outcome is Outcome.OTHER:
+            self.refresh()
+            return None
+        if seq % FOLD_EVERY == 0 and seq > 0:
+            self.write_hint(state_key(seq), below.encode())
+        return Entry(seq, *found, holder)
+
+    def write_hint(self, key: str, body: bytes) -> None:
+        """Write a hint, best effort: an observer hears of a failure, nobody else (I10).
+
+        If killed: the hint is missing, old or new.
+        """
+        try:
+            self.store.put(key, body)
+        except Exception as error:  # noqa: BLE001  (nothing depends on it)
+            tell(self.observer, HintFailed(key=key, reason=f"{type(error).__name__}: {error}"))
+
+    def begin_run(self) -> None:
+        """Create `run.json`, or adopt the run of whoever was first.
+
+        Raises:
+            UnsupportedError: The store does not create only-if-absent.
+            OutcomeUnknownError: Whether it was created is not known.
+
+        If killed: perhaps `run.json`; it says nothing but that the run exists.
+        """
+        self._require_capable()
+        run = RunFile(run=self.ids.nonce(), created_at=timestamp(self.clock), created_by=CREATED_BY)
+        outcome, _ = create_once(
+            self.store, RUN_KEY, encode_run(run), clock=self.clock, ids=self.ids, options=self.options
+        )
+        if outcome is Outcome.UNKNOWN:
+            raise OutcomeUnknownError(
+                f"Whether {RUN_KEY} was created at {self.store.url} is not known.", hint="Start again.", key=RUN_KEY
+            )
+        self.refresh()  # whoever was first: adopt it
+
+    def _require_capable(self) -> None:
+        if not self.options.assume_single_writer:
+            require_capable(self.store, self.ids)
+
+    def _take(self, fold: Fold) -> None:
+        seen = self._fold.end
+        self._fold = fold
+        for ignored in fold.ignored:
+            if ignored.seq >= seen:
+                tell(self.observer, RecordIgnored(seq=ignored.seq, kind=ignored.kind, reason=ignored.reason))

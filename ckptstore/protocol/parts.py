@@ -1,0 +1,74 @@
+"""The parts of a committed checkpoint, read back and checked before anything they name is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptstore.errors import IntegrityError, NotFoundError
+from ckptstore.format.codec import Part, PartRef, decode_part, decode_root
+from ckptstore.format.layout import Stem, own_key
+from ckptstore.objectstore.port import ObjectStore
+from ckptstore.protocol.fold import Committed
+
+_HINT = "Run `ckptstore verify URL` and load an older checkpoint."
+
+
+def load_parts(store: ObjectStore, committed: Committed) -> list[Part]:
+    """Return the parts of `committed`, each with its hash, every path under the commit's own attempt.
+
+    Raises:
+        IntegrityError: A part is missing, damaged or names a path elsewhere, or the totals are not those of the commit.
+    """
+    commit = committed.commit
+    stem = commit.stem
+    parts = [_part(store, ref, stem) for ref in direct_refs(store, commit.parts, stem)]
+    stored = [shard for part in parts for shard in part.shards]
+    found = (len(stored), sum(each.shard.size for each in stored))
+    expected = (commit.shards.count, commit.shards.bytes)
+    ranks = [each.shard.rank for each in stored]
+    if found != expected or ranks != sorted(set(ranks)) or (ranks and ranks[-1] >= commit.saved_world_size):
+        raise IntegrityError(
+            f"The parts of {stem} describe {found[0]} shards with {found[1]} bytes of {len(set(ranks))} ranks, "
+            f"the commit {expected[0]} with {expected[1]} of {commit.saved_world_size}.",
+            hint=_HINT,
+            expected=list(expected),
+            found=list(found),
+        )
+    return parts
+
+
+def direct_refs(store: ObjectStore, refs: Sequence[PartRef], stem: Stem) -> list[PartRef]:
+    """Return how the parts with shards are named, looking into root parts.
+
+    Raises:
+        IntegrityError: A root part is missing or damaged, or a path is not the attempt's own.
+    """
+    found: list[PartRef] = []
+    for ref in refs:
+        found += decode_root(_body(store, ref, stem), ref) if ref.is_root else [ref]
+    return found
+
+
+def _part(store: ObjectStore, ref: PartRef, stem: Stem) -> Part:
+    part = decode_part(_body(store, ref, stem), ref)
+    for stored in part.shards:
+        if own_key(stored.shard.path, stem=stem, what=ref.path).rank != stored.shard.rank:
+            raise IntegrityError(
+                f"{ref.path} names {stored.shard.path} as the shard of rank {stored.shard.rank}.",
+                hint=_HINT,
+                key=ref.path,
+                expected=stem.shard_key(stored.shard.rank),
+                found=stored.shard.path,
+            )
+    return part
+
+
+def _body(store: ObjectStore, ref: PartRef, stem: Stem) -> bytes:
+    if own_key(ref.path, stem=stem, what=f"The commit of {stem}").part is None:
+        raise IntegrityError(f"{ref.path} is no part.", hint=_HINT, key=ref.path)
+    try:
+        return store.get(ref.path, max_bytes=ref.size)
+    except NotFoundError as error:
+        raise IntegrityError(
+            f"{ref.path} is missing.", hint=_HINT, key=ref.path, expected=ref.blake3, found=None
+        ) from error

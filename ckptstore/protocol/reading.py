@@ -1,0 +1,199 @@
+"""Reading the log: the same answer with and without hints (I10), and never one over a hole (I2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from ckptstore.clock import Clock
+from ckptstore.errors import CkptStoreError, IntegrityError, NotFoundError
+from ckptstore.format.layout import LATEST_KEY, LOG_PREFIX, RUN_KEY, parse_slot, slot_key, state_key
+from ckptstore.format.records import (
+    FOLD_EVERY,
+    MAX_HINT_BYTES,
+    MAX_RECORD_BYTES,
+    RunFile,
+    decode_latest,
+    decode_record,
+    decode_run,
+)
+from ckptstore.objectstore.port import ObjectStore
+from ckptstore.protocol.fold import Fold, apply
+from ckptstore.protocol.snapshot import MAX_STATE_BYTES, fold_from_state
+
+READS_IN_FLIGHT = 8
+SNAPSHOTS_TRIED = 3
+HOLE_REREADS = 3
+HOLE_PAUSE_SECONDS = 0.2
+
+_SPAN = 256  # slots read in one go: 16 MiB at most
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A run as it was found.
+
+    Args:
+        fold: All of the log.
+        lost_from: The slot that a hint names although the log ends before it, or None.
+    """
+
+    fold: Fold
+    lost_from: int | None
+
+
+def no_run() -> Fold:
+    """Return the fold of a run that does not exist."""
+    return Fold(run="", run_blake3="", last="")
+
+
+def get_if_there(store: ObjectStore, key: str, *, max_bytes: int) -> bytes | None:
+    """Return the object, or None if it is provably absent; a refusal or a time-out is never "absent"."""
+    try:
+        return store.get(key, max_bytes=max_bytes)
+    except NotFoundError:
+        return None
+
+
+def open_fold(store: ObjectStore, clock: Clock) -> Opened:
+    """Read the whole log of the run in `store`, with as few requests as its hints allow.
+
+    Raises:
+        IntegrityError: A slot is damaged or missing, or there are slots and no `run.json`.
+        UnsupportedError: `run.json` is of a later release.
+    """
+    body = get_if_there(store, RUN_KEY, max_bytes=MAX_HINT_BYTES)
+    if body is None:
+        _refuse_log_without_run(store)
+        return Opened(no_run(), None)
+    run, digest = decode_run(body), blake3(body).hexdigest()
+    hinted = _hinted_seq(store)
+    end = _listed_end(store, after=hinted)
+    lost_from = None
+    if hinted is not None and hinted >= end:
+        end = _listed_end(store, after=None)
+        lost_from = hinted if hinted >= end else None
+    start = _newest_snapshot(store, run, digest, end) or Fold(run=run.run, run_blake3=digest, last=digest)
+    return Opened(advance(store, start, clock, known_end=end), lost_from)
+
+
+def advance(store: ObjectStore, fold: Fold, clock: Clock, *, known_end: int = 0) -> Fold:
+    """Return `fold` with the records that stand above it.
+
+    Args:
+        store: Where the run is.
+        fold: Where to start.
+        clock: For the pause before a hole is called one.
+        known_end: Slots below this are known to be there.
+
+    Raises:
+        IntegrityError: A slot is damaged, or absent below one that is there: a hole.
+    """
+    ahead = 1
+    while fold.stopped is None:
+        slots = range(fold.end, min(max(known_end, fold.end + ahead), fold.end + _SPAN))
+        found = dict(zip(slots, read_slots(store, slots), strict=True))
+        dense_below = max(known_end, *(seq + 1 for seq, body in found.items() if body is not None), 0)
+        for seq, body in found.items():
+            there = _reread(store, clock, seq) if body is None and seq < dense_below else body
+            if there is None:
+                return fold
+            fold = apply(fold, *decode_record(there, seq=seq, run=fold.run))
+            if fold.stopped is not None:
+                return fold
+        ahead = min(2 * ahead, READS_IN_FLIGHT)
+    return fold
+
+
+def slots_between(store: ObjectStore, clock: Clock, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Yield every slot from `start` below `end` with its bytes.
+
+    Raises:
+        IntegrityError: One is missing.
+    """
+    for first in range(start, end, _SPAN):
+        slots = range(first, min(first + _SPAN, end))
+        for seq, body in zip(slots, read_slots(store, slots), strict=True):
+            yield seq, body if body is not None else _reread(store, clock, seq)
+
+
+def read_slots(store: ObjectStore, slots: range) -> list[bytes | None]:
+    """Return what stands in `slots`, None where a slot is absent, with several reads in flight."""
+
+    def read(seq: int) -> bytes | None:
+        return get_if_there(store, slot_key(seq), max_bytes=MAX_RECORD_BYTES)
+
+    if len(slots) == 1:
+        return [read(slots[0])]
+    with ThreadPoolExecutor(min(READS_IN_FLIGHT, len(slots))) as pool:
+        return list(pool.map(read, slots))
+
+
+def _reread(store: ObjectStore, clock: Clock, seq: int) -> bytes:
+    """Read a slot again that was absent although a higher one is there: it may have come in between (I2)."""
+    for _ in range(HOLE_REREADS):
+        body = get_if_there(store, slot_key(seq), max_bytes=MAX_RECORD_BYTES)
+        if body is not None:
+            return body
+        clock.sleep(HOLE_PAUSE_SECONDS)
+    raise IntegrityError(
+        f"{slot_key(seq)} is missing although a later slot is there: the log has a hole. Nothing was written.",
+        hint="Restore the object from a backup or an earlier version of it; run `ckptstore verify URL --level chain`.",
+        key=slot_key(seq),
+        expected="a record",
+        found=None,
+    )
+
+
+def _refuse_log_without_run(store: ObjectStore) -> None:
+    for info in store.list(LOG_PREFIX):
+        if parse_slot(info.key) is not None:
+            raise IntegrityError(
+                f"{info.key} is there, {RUN_KEY} is not: this is a damaged run, not a new one. Nothing was written.",
+                hint=f"Restore {RUN_KEY} from a backup or an earlier version of it.",
+                key=RUN_KEY,
+                expected=RUN_KEY,
+                found=None,
+            )
+
+
+def _hinted_seq(store: ObjectStore) -> int | None:
+    try:
+        return decode_latest(store.get(LATEST_KEY, max_bytes=MAX_HINT_BYTES)).seq
+    except CkptStoreError:  # missing, unreadable or nonsense: a hint is never needed (I10)
+        return None
+
+
+def _listed_end(store: ObjectStore, *, after: int | None) -> int:
+    """Return the end of the log as listed from slot `after` on; 0 if nothing is listed."""
+    key = slot_key(after - 1) if after else None
+    slots = (parse_slot(info.key) for info in store.list(LOG_PREFIX, after=key))
+    return max((seq + 1 for seq in slots if seq is not None), default=0)
+
+
+def _newest_snapshot(store: ObjectStore, run: RunFile, run_blake3: str, end: int) -> Fold | None:
+    """Return the newest fold under `state/` that its record vouches for, trying a few."""
+    newest = (end - 1) // FOLD_EVERY * FOLD_EVERY
+    for seq in range(newest, 0, -FOLD_EVERY)[:SNAPSHOTS_TRIED]:
+        fold = _snapshot(store, run, seq)
+        if fold is not None and fold.run_blake3 == run_blake3:
+            return fold
+    return None
+
+
+def _snapshot(store: ObjectStore, run: RunFile, seq: int) -> Fold | None:
+    try:
+        body = store.get(state_key(seq), max_bytes=MAX_STATE_BYTES)
+    except CkptStoreError:  # I10
+        return None
+    record = get_if_there(store, slot_key(seq), max_bytes=MAX_RECORD_BYTES)
+    if record is None:
+        return None
+    envelope, _, _ = decode_record(record, seq=seq, run=run.run)
+    try:
+        return fold_from_state(body, envelope)
+    except CkptStoreError:  # I10
+        return None
