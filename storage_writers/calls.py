@@ -6,15 +6,15 @@ import os
 from concurrent.futures import Future
 from typing import Any, cast
 
-import torch.distributed.checkpoint as dcp
 from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
 from ckptstore.errors import CkptStoreError, StalledError
+from storage_writers.agreement import at_rank, gravest
 from storage_writers.planners import StrictLoadPlanner
-from storage_writers.ranks import at_rank, gravest
 from storage_writers.reader import CkptStoreReader
 from storage_writers.writer import CkptStoreWriter
 
@@ -43,8 +43,8 @@ def save(
     wait(storage_writer)
     try:
         return cast(
-            Metadata,
-            dcp.save(
+            "Metadata",
+            state_dict_saver.save(
                 state_dict,
                 checkpoint_id=checkpoint_id,
                 storage_writer=storage_writer,
@@ -76,7 +76,7 @@ def load(
         CheckpointException: Only others failed.
     """
     try:
-        dcp.load(
+        state_dict_loader.load(
             state_dict,
             checkpoint_id=checkpoint_id,
             storage_reader=storage_reader,
@@ -91,7 +91,7 @@ def load(
         raise ours from failed
 
 
-def async_save(  # noqa: PLR0913  (DCP's own, written out)
+def async_save(
     state_dict: dict[str, Any],
     *,
     checkpoint_id: str | os.PathLike[str] | None = None,
@@ -124,7 +124,7 @@ def async_save(  # noqa: PLR0913  (DCP's own, written out)
     wait(storage_writer, seconds=wait_seconds)
     group = process_group if process_group is not None else storage_writer.process_group
     with storage_writer.handing_over():
-        inner = dcp.async_save(
+        inner = state_dict_saver.async_save(
             state_dict,
             checkpoint_id=checkpoint_id,
             storage_writer=storage_writer,

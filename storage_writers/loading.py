@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
@@ -25,6 +26,7 @@ BOUNCE_BYTES = 64 * MIB
 """What is held at once of tensors that bytes cannot be put into directly: on a device, or of another dtype."""
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
+Array = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class TensorRead:
     def dtype(self) -> torch.dtype:
         """As it was saved."""
         return tensors.dtype_of(self.stored.chunk.tensor.dtype, key=self.key)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether its bytes can go straight into the target."""
+        return tensors.takes_bytes(self.target) and self.target.dtype == self.dtype
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,8 @@ class Reads:
     @property
     def shards(self) -> list[Shard]:
         """The shards that are touched."""
-        return list({read.shard.path: read.shard for read in (*self.tensors, *self.values)}.values())
+        shards = [read.shard for read in self.tensors] + [read.shard for read in self.values]
+        return list({shard.path: shard for shard in shards}.values())
 
 
 def reads_of(plan: LoadPlan, planner: LoadPlanner, contents: Contents) -> Reads:
@@ -178,10 +186,12 @@ class Fetcher:
                     hint="Load it through ckptstore.training, or leave it out (only=...).",
                 )
         raw = [np.empty((read.stored.chunk.nbytes, 1), np.uint8) for read in reads]
-        self._read([
-            BoxRead(read.shard, read.stored, (0,), read.stored.chunk.lengths, out)
-            for read, out in zip(reads, raw, strict=True)
-        ])
+        self._read(
+            [
+                BoxRead(read.shard, read.stored, (0,), read.stored.chunk.lengths, out)
+                for read, out in zip(reads, raw, strict=True)
+            ]
+        )
         return [
             pickles.remade(
                 out.tobytes(),
@@ -199,10 +209,17 @@ class Fetcher:
             IntegrityError: Bytes are not what was written. The facts say which tensors were written by then.
         """
         done: list[str] = []
-        direct = [read for read in reads if tensors.takes_bytes(read.target) and read.target.dtype == read.dtype]
-        others = [read for read in reads if not (tensors.takes_bytes(read.target) and read.target.dtype == read.dtype)]
+        direct = [read for read in reads if read.is_direct]
+        others = [read for read in reads if not read.is_direct]
         try:
-            self._read([_box_read(read, ((0,) * read.target.dim(), tuple(read.item.lengths)), tensors.byte_view(read.target)) for read in direct])
+            self._read(
+                [
+                    _box_read(
+                        read, ((0,) * read.target.dim(), tuple(read.item.lengths)), tensors.byte_view(read.target)
+                    )
+                    for read in direct
+                ]
+            )
             done += dict.fromkeys(read.key for read in direct)
             for batch in _batches(others):
                 self._bounce(batch)
@@ -234,12 +251,12 @@ class Fetcher:
         self.bytes_fetched += read_boxes(self._store, boxes, options=self._options).bytes_fetched
 
 
-def _box_read(read: TensorRead, box: Box, out: np.ndarray) -> BoxRead:  # type: ignore[type-arg]
+def _box_read(read: TensorRead, box: Box, out: Array) -> BoxRead:
     offsets = tuple(start + inside for start, inside in zip(read.item.storage_offsets, box[0], strict=True))
     return BoxRead(read.shard, read.stored, offsets, box[1], out)
 
 
-def _scratch(read: TensorRead, box: Box) -> np.ndarray:  # type: ignore[type-arg]
+def _scratch(read: TensorRead, box: Box) -> Array:
     return np.empty((*box[1], read.dtype.itemsize), np.uint8)
 
 

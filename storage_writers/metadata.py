@@ -108,9 +108,7 @@ def check_written(metadata: Metadata, shards: Iterable[StoredShard]) -> None:
     for stored in shards:
         for item in stored.items:
             chunk, tensor = item.chunk, item.chunk.tensor
-            described = (
-                BYTES if tensor.dtype == BYTES else f"{tensor.dtype} {list(tensor.shape)} {list(chunk.lengths)}"
-            )
+            described = BYTES if tensor.dtype == BYTES else f"{tensor.dtype} {list(tensor.shape)} {list(chunk.lengths)}"
             if planned.pop((tensor.name, chunk.offsets), None) != described:
                 raise _unplanned(tensor.name, chunk.offsets, f"rank {stored.shard.rank} wrote it as {described}")
     if planned:

@@ -1,18 +1,18 @@
 """Values that DCP's planner hands over as `torch.save` bytes, and the only unpickler that ever reads them.
 
-The stock planner unpickles what it is given without any restriction. So stored bytes never reach it: they are read here,
-where nothing but the short list below can be built, and it gets bytes that we make again from the result.
+The stock planner unpickles what it is given without any restriction. So stored bytes never reach it: they are read
+here, where nothing but the short list below can be built, and it gets bytes that we make again from the result.
 
-torch's own `weights_only` unpickler is not used: it cannot build a deque, a defaultdict or an integer of more than 2,040
-bits, and its list of allowed types is one of the whole process. This one is the standard library's in Python, with a
-closed list of names and no way to change what is on it.
+torch's own `weights_only` unpickler is not used: it cannot build a deque, a defaultdict or an integer of more than
+2,040 bits, and its list of allowed types is one of the whole process. This one is the standard library's in Python,
+with a closed list of names and no way to change what is on it.
 """
 
 from __future__ import annotations
 
 import _compat_pickle
 import collections
-import datetime
+import datetime as dt
 import importlib
 import io
 import pathlib
@@ -27,7 +27,7 @@ from ckptstore.errors import IntegrityError, UnsafePickleError, UnsupportedError
 _CLASSES: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, slice, range),
     *(collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter),
-    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
+    *(dt.datetime, dt.date, dt.time, dt.timedelta, dt.timezone),
     *(torch.Size, torch.device, torch.UntypedStorage),
 )
 _PATHS = (pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
@@ -88,10 +88,13 @@ def _find(module: str, name: str) -> Any:
 _ALLOWED = _allowed()
 
 
-class _Restricted(pickle._Unpickler):  # noqa: SLF001  (the one in Python: only there can BUILD be refused)
+_Python: Any = pickle._Unpickler  # noqa: SLF001  (the one written in Python: only there can BUILD be refused)
+
+
+class _Restricted(_Python):  # type: ignore[misc]
     """Builds what is on the list and nothing else."""
 
-    dispatch = pickle._Unpickler.dispatch.copy()  # noqa: SLF001  (as above)
+    dispatch = _Python.dispatch.copy()
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the allowed object called `name`, refusing any other."""
@@ -107,7 +110,7 @@ class _Restricted(pickle._Unpickler):  # noqa: SLF001  (the one in Python: only 
         """Set the state of an instance. Classes and functions are shared by the process and stay as they are."""
         if callable(self.stack[-2]):
             raise pickle.UnpicklingError(f"{self.stack[-2]!r} cannot be changed")
-        super().load_build()  # type: ignore[misc]
+        super().load_build()
 
     dispatch[pickle.BUILD[0]] = load_build
 
@@ -127,18 +130,22 @@ def restricted_load(data: bytes | memoryview, *, key: str) -> Any:
     Raises:
         UnsafePickleError: It holds anything that is not on the list, or is not what `torch.save` writes.
     """
-    stream = io.BytesIO(data)
     try:
-        if "constants.pkl" in torch._C.PyTorchFileReader(io.BytesIO(data)).get_all_records():  # noqa: SLF001  (the same reader as torch.load's)
-            raise pickle.UnpicklingError("it is a TorchScript archive")
-        return torch.load(stream, map_location="cpu", pickle_module=_module, weights_only=False)
+        _refuse_script(data)
+        return torch.load(io.BytesIO(data), map_location="cpu", pickle_module=_module, weights_only=False)
     except Exception as error:
         reason = str(error).partition("\n")[0][:300]
         raise UnsafePickleError(
             f"The value of {key} can only be read by unrestricted pickle: {reason}.",
-            hint="Store it as plain values (dict, list, number, str, tensor, array), or pass allow_pickle=True on both sides.",
+            hint="Store plain values (dict, list, number, str, tensor, array), or allow_pickle=True on both sides.",
             key=key,
         ) from error
+
+
+def _refuse_script(data: bytes | memoryview) -> None:
+    """Refuse what `torch.load` would hand to `torch.jit.load`, seen through the same reader of archives."""
+    if "constants.pkl" in torch._C.PyTorchFileReader(io.BytesIO(data)).get_all_records():  # noqa: SLF001  (see above)
+        raise pickle.UnpicklingError("it is a TorchScript archive")
 
 
 def check(data: bytes | memoryview, *, key: str, allow_pickle: bool) -> bool:

@@ -1,4 +1,4 @@
-"""The planner of `storage_writers.load`: DCP's default one, but it leaves the target whole until everything is checked."""
+"""The planner of `storage_writers.load`: DCP's default one, leaving the target whole until everything is checked."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _unfit(missing: list[str], unlike: list[list[str]]) -> IncompatibleStateErro
     said += [f"{key} was saved as {found}, the target is {wanted}" for key, found, wanted in unlike[:8]]
     return IncompatibleStateError(
         f"Target and checkpoint do not fit ({len(missing)} keys missing, {len(unlike)} unlike): {'; '.join(said)}.",
-        hint="Give the target the saved keys and shapes, or pass allow_missing=True for keys that may keep their values.",
+        hint="Give the target the saved keys and shapes, or pass allow_missing=True to let keys keep their values.",
         missing=missing[:200],
         unlike=unlike[:200],
         missing_count=len(missing),

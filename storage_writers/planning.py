@@ -30,9 +30,7 @@ class Ticket:
     attempt: Attempt
 
 
-def name_and_step(
-    checkpoint_id: str | os.PathLike[str] | None, global_step: int | None
-) -> tuple[str, int | None]:
+def name_and_step(checkpoint_id: str | os.PathLike[str] | None, global_step: int | None) -> tuple[str, int | None]:
     """Return a checkpoint's name and step: each may be left out if the other tells it.
 
     Raises:
@@ -133,7 +131,11 @@ class Contents:
         tensor = self._planner.resolve_data(item)
         planned = (item.tensor_data.properties.dtype, item.tensor_data.chunk.sizes)
         if not isinstance(tensor, torch.Tensor) or (tensor.dtype, tensor.shape) != planned or tensor.is_meta:
-            found = f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}" if isinstance(tensor, torch.Tensor) else tensor
+            found = (
+                f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+                if isinstance(tensor, torch.Tensor)
+                else tensor
+            )
             raise InvalidInputError(
                 f"{item.index.fqn} was planned as {planned[0]} {list(planned[1])} and is now {found}.",
                 hint="The state must not change during a save, and must have memory.",

@@ -23,7 +23,7 @@ from ckptstore.options import TransferOptions
 from ckptstore.protocol.catalog import Catalog
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
-from storage_writers import incarnations, ranks
+from storage_writers import agreement, incarnations, ranks
 from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of
 from storage_writers.metadata import Contents, contents_of
 
@@ -55,11 +55,15 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Choice:
-    """What travels up in each rank's plan: which checkpoint it chose, and the keys of its target."""
+    """What travels up in each rank's plan: which checkpoint it chose, and the keys of its target.
+
+    `all_keys` is False if only those are known that need bytes: DCP plans no read for a tensor without elements.
+    """
 
     seq: int
     blake3: str
     keys: frozenset[str]
+    all_keys: bool
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class CkptStoreReader(StorageReader):
             raise InvalidInputError(f"only={only!r} is no list of keys.", hint="Pass only=('model',), say.")
         self._transfer = transfer or TransferOptions()
         self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
-        self._wanted = {"checkpoint_id": checkpoint_id, "step": step, "seq": seq}
+        self._name, self._step, self._seq = checkpoint_id, step, seq
         self._only = None if only is None else tuple(only)
         self.allow_missing = allow_missing
         self._allow_unexpected, self._allow_cast, self._allow_pickle = allow_unexpected, allow_cast, allow_pickle
@@ -136,7 +140,7 @@ class CkptStoreReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Take the name of the next checkpoint to load."""
         if checkpoint_id is not None:
-            self._wanted = {"checkpoint_id": os.fspath(checkpoint_id), "step": None, "seq": None}
+            self._name, self._step, self._seq = os.fspath(checkpoint_id), None, None
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Choose a checkpoint and return what it holds.
@@ -149,15 +153,15 @@ class CkptStoreReader(StorageReader):
             log = RunLog.open(self._store, observer=self._observer)
             self._run, catalog = log.run, Catalog(log)
             self._chosen = self._choose(catalog)
-            parts = catalog.load_parts(self._chosen)
+            parts = catalog.load_parts(self._store, self._chosen)
             self._contents = contents_of(parts, only=self._only)
         except CkptStoreError as error:
             self._failure = error
         return self._contents.metadata
 
     def _choose(self, catalog: Catalog) -> Committed:
-        if any(value is not None for value in self._wanted.values()):
-            return catalog.find(**self._wanted)
+        if (self._name, self._step, self._seq) != (None, None, None):
+            return catalog.find(self._name, step=self._step, seq=self._seq)
         newest = catalog.latest()
         if newest is None:
             raise NotFoundError(
@@ -173,17 +177,19 @@ class CkptStoreReader(StorageReader):
             IntegrityError: The log or the manifest is damaged.
         """
         if kwargs.get("use_collectives") is False:
-            raise InvalidInputError("Loading without collectives is not supported.", hint="Leave use_collectives alone.")
+            raise InvalidInputError(
+                "Loading without collectives is not supported.", hint="Leave use_collectives alone."
+            )
         if self._failure is not None:
             raise self._failure
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Add which checkpoint this rank chose, and what its target asks for."""
         assert self._chosen is not None  # noqa: S101  (set_up_storage_reader has raised otherwise)
-        keys = frozenset(item.storage_index.fqn for item in plan.items)
-        if isinstance(plan.planner_data, tuple):  # our planner's: it also knows the keys that need no bytes
-            keys |= frozenset(plan.planner_data)
-        return dataclasses.replace(plan, storage_data=Choice(self._chosen.seq, self._chosen.blake3, keys))
+        ours = isinstance(plan.planner_data, tuple)  # StrictLoadPlanner's
+        keys = plan.planner_data if ours else (item.storage_index.fqn for item in plan.items)
+        choice = Choice(self._chosen.seq, self._chosen.blake3, frozenset(keys), ours)
+        return dataclasses.replace(plan, storage_data=choice)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse a mixture of checkpoints (I12), and keys that nobody asks for.
@@ -193,19 +199,21 @@ class CkptStoreReader(StorageReader):
             IncompatibleStateError: The checkpoint has keys that no rank's target has.
         """
         choices: list[Choice] = [plan.storage_data for plan in plans]
-        ranks.same(["the checkpoint they chose"], [[f"seq {c.seq}, {c.blake3[:16]}"] for c in choices])  # I12
-        skipped = self._unasked(frozenset().union(*(choice.keys for choice in choices)))
+        agreement.same(["the checkpoint they chose"], [[f"seq {c.seq}, {c.blake3[:16]}"] for c in choices])  # I12
+        skipped = self._unasked(choices)
         load_id = self._ids.nonce()
         return [
             dataclasses.replace(plan, storage_data=LoadTicket(load_id, rank, len(plans), skipped))
             for rank, plan in enumerate(plans)
         ]
 
-    def _unasked(self, asked: frozenset[str]) -> tuple[str, ...]:
-        """Return the keys that no rank asks for. DCP plans no read for a tensor without elements: it never counts."""
+    def _unasked(self, choices: Sequence[Choice]) -> tuple[str, ...]:
+        """Return the keys that no rank asks for, refusing them unless that is allowed."""
         held = self._contents.metadata.state_dict_metadata
-        empty = {key for key, value in held.items() if isinstance(value, TensorStorageMetadata) and 0 in value.size}
-        unasked = tuple(sorted(held.keys() - asked - empty))
+        asked = frozenset[str]().union(*(choice.keys for choice in choices))
+        if not all(choice.all_keys for choice in choices):
+            asked |= {key for key, it in held.items() if isinstance(it, TensorStorageMetadata) and 0 in it.size}
+        unasked = tuple(sorted(held.keys() - asked))
         if unasked and not self._allow_unexpected:
             raise IncompatibleStateError(
                 f"{len(unasked)} keys of the checkpoint are in no rank's target: {', '.join(unasked[:8])}.",
@@ -240,7 +248,7 @@ class CkptStoreReader(StorageReader):
             values = fetcher.values(reads.values, allow_pickle=self._allow_pickle)
 
         # They were here a moment ago, and read under limits of their own.
-        self._agree(ticket, "check", check, seconds=self._seconds + ranks.WORK_SECONDS)
+        self._agree(ticket, "check", check, seconds=self._seconds + agreement.WORK_SECONDS)
         if self._verify_first:
             self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), seconds=SCAN_SECONDS)
         fetcher.fill(reads.tensors)
@@ -257,7 +265,7 @@ class CkptStoreReader(StorageReader):
         """Do `mine` on every rank; if it fails on one, all raise that, and no target was touched on any."""
         peers = ranks.meet(ticket.rank, ticket.world_size, f"load/{ticket.load_id}/{what}")
         try:
-            ranks.agree(peers, mine, lambda _: None, seconds=seconds)
+            agreement.agree(peers, mine, lambda _: None, seconds=seconds)
         except CkptStoreError as error:
             error.facts |= {"written": [], "written_count": 0}
             error.message += " No target was touched."
@@ -280,7 +288,10 @@ class CkptStoreReader(StorageReader):
 
 
 def open_root(
-    url: str | os.PathLike[str] | ObjectStore, *, storage_options: Mapping[str, object] | None, transfer: TransferOptions
+    url: str | os.PathLike[str] | ObjectStore,
+    *,
+    storage_options: Mapping[str, object] | None,
+    transfer: TransferOptions,
 ) -> ObjectStore:
     """Return the store at a run's root, or `url` itself if it is one."""
     if isinstance(url, str | os.PathLike):

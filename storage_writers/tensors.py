@@ -42,12 +42,12 @@ def dtype_of(name: str, *, key: str) -> torch.dtype:
 
 
 def byte_view(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the memory of a CPU tensor as uint8, one dimension more (the item size) and any strides. Nothing is copied."""
+    """Return the memory of a CPU tensor as uint8: one dimension more (the item size), any strides, no copy."""
     return tensor.detach().unsqueeze(-1).view(torch.uint8).numpy()
 
 
 def takes_bytes(tensor: torch.Tensor) -> bool:
-    """Return whether bytes can be put straight into the memory of `tensor`: on the CPU, with no lazy conjugate or sign."""
+    """Return whether bytes can go straight into the memory of `tensor`: on the CPU, no lazy conjugate or sign."""
     return tensor.device.type == "cpu" and tensor.layout is torch.strided and not _lazy(tensor)
 
 
@@ -59,7 +59,9 @@ def check_target(tensor: torch.Tensor, *, key: str) -> None:
     """
     shared = any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
     if tensor.is_meta or shared:
-        what = "lies on the meta device and has no memory" if tensor.is_meta else "is expanded: its elements share memory"
+        what = (
+            "lies on the meta device and has no memory" if tensor.is_meta else "is expanded: its elements share memory"
+        )
         raise IncompatibleStateError(f"The target of {key} {what}.", hint="Load into a tensor of its own.", key=key)
 
 
@@ -99,7 +101,7 @@ def place(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def _bytes_of(flat: torch.Tensor) -> memoryview:
-    return memoryview(byte_view(flat.cpu()).reshape(-1))
+    return byte_view(flat.cpu()).reshape(-1).data
 
 
 def _lazy(tensor: torch.Tensor) -> bool:

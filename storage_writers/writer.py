@@ -32,7 +32,7 @@ from ckptstore.protocol.commit import commit
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from ckptstore.transfer.upload import upload_shard
-from storage_writers import incarnations, ranks
+from storage_writers import agreement, incarnations, ranks
 from storage_writers.metadata import check_written, encode_planner
 from storage_writers.planning import Contents, Ticket, check_caching, check_items, name_and_step
 from storage_writers.reader import open_root
@@ -123,7 +123,7 @@ class CkptStoreWriter(StorageWriter):
         """
         return self._group if self._group is not None else ranks.background_group()
 
-    def describe(  # noqa: PLR0913  (a face takes written-out keywords)
+    def describe(
         self,
         *,
         global_step: int | None = None,
@@ -176,10 +176,10 @@ class CkptStoreWriter(StorageWriter):
             return [name, step, peers.world_size, self._store.url, self._read_run(peers)]
 
         def judge(proposals: Sequence[list[object]]) -> str:
-            ranks.same(_AGREED, proposals)
+            agreement.same(_AGREED, proposals)
             return self._ids.nonce()
 
-        save_id = ranks.agree(peers, mine, judge, seconds=self._seconds, root_first=True)
+        save_id = agreement.agree(peers, mine, judge, seconds=self._seconds, root_first=True)
         assert said is not None  # noqa: S101  (all ranks agree, so this one has spoken)
         self._save = _Save(save_id, *said, peers, threading.get_ident())
 
@@ -309,9 +309,9 @@ class CkptStoreWriter(StorageWriter):
                 )
             contents = Contents(plan, planner, allow_pickle=self._allow_pickle)
 
-        seconds = self._seconds + ranks.WORK_SECONDS  # they were here a moment ago, and may resolve large values
+        seconds = self._seconds + agreement.WORK_SECONDS  # they were here a moment ago, and may resolve large values
         peers = dataclasses.replace(save.peers, channel=f"write/{save.save_id}")
-        ranks.agree(peers, check, lambda _: None, seconds=seconds)
+        agreement.agree(peers, check, lambda _: None, seconds=seconds)
         assert contents is not None  # noqa: S101  (all ranks agree, so this one has checked)
         done: Future[list[WriteResult]] = Future()
         done.set_result(self._upload(plan, contents) if plan.items else [])
@@ -373,10 +373,8 @@ class CkptStoreWriter(StorageWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry the incarnation, and nothing live."""
-        state = self.__dict__ | {
-            **{"_group": None, "_save": None, "_log": None, "_observer": silent},
-            **{"outstanding": None, "_described": None},
-        }
+        left = dict.fromkeys(("_group", "_save", "_log", "outstanding", "_described"))
+        state = self.__dict__ | left | {"_observer": silent}
         if self._log is not None and self._log.run is not None:
             state["_carried"] = (self._log.run, self._incarnation(self._log))
         if isinstance(self._url, str | os.PathLike):
