@@ -174,6 +174,12 @@ def test_a_header_with_a_wrong_length_is_refused_although_its_hash_is_right(stor
         verify_shard(store, changed, options=OPTIONS)
 
 
+def test_a_root_that_does_not_bind_header_and_leaf_table_is_refused(store, stored):
+    changed = dataclasses.replace(stored.shard, root="0" * 64)
+    with pytest.raises(IntegrityError, match="The root of shard"):
+        check_shard(store, changed)
+
+
 def test_verification_reads_every_byte_once(store, stored):
     assert verify_shard(store, stored, options=OPTIONS) == stored.shard.size
     ranges = sorted((start, length) for _, start, length in store.ranges)
