@@ -23,7 +23,7 @@ from ckptstore.options import LogOptions, TransferOptions
 from ckptstore.protocol.catalog import Catalog, Uncommitted
 from ckptstore.protocol.fold import Committed, Ignored, Reign
 from ckptstore.protocol.log import Entry, RunLog
-from ckptstore.protocol.verify import Level, Verdict
+from ckptstore.protocol.verify import Level, Progress, Verdict, readable_records, unwatched
 from ckptstore.transfer.assemble import box_of, read_bytes, whole
 
 
@@ -185,6 +185,23 @@ class CheckpointStore:
         )
         return cls(store, opened, transfer)
 
+    @staticmethod
+    def readable_records(
+        url: str | os.PathLike[str],
+        *,
+        engine: str | None = None,
+        storage_options: Mapping[str, object] | None = None,
+    ) -> Iterator[Entry]:
+        """Yield the records of a log that may be damaged, up to the last one before the damage.
+
+        For people, after `open` has raised: nothing may be decided by a log that is not whole.
+
+        Raises:
+            InvalidInputError: The URL or an option is wrong.
+            UnsupportedError: The run is of a newer version.
+        """
+        return readable_records(open_store(url, engine=engine, storage_options=storage_options))
+
     @property
     def url(self) -> str:
         """The run's root, without secrets."""
@@ -229,9 +246,11 @@ class CheckpointStore:
 
         Raises:
             IntegrityError: One is damaged or missing.
+            UnsupportedError: After the last that this version understands, if a newer one wrote more.
         """
         self._log.refresh()
-        return self._log.records()
+        yield from self._log.records()
+        self._log.fold.whole()
 
     @property
     def ignored(self) -> Sequence[Ignored]:
@@ -240,22 +259,47 @@ class CheckpointStore:
 
     @property
     def reign(self) -> Reign | None:
-        """Who claimed the run last; None if nobody did."""
+        """The newest claim; None if nobody ever claimed the run."""
         return self._log.fold.claim
 
-    def verify(self, checkpoint: Checkpoint | None = None, *, level: Level = "exists") -> Verdict:
+    @property
+    def reign_has_committed(self) -> bool:
+        """Whether the newest claim was followed by a commit of its own."""
+        return self._log.fold.tip is not None
+
+    @property
+    def lost_from(self) -> int | None:
+        """A slot that a hint names although the log ends before it: records were lost, or the hint is damaged."""
+        return self._log.lost_from
+
+    def verify(
+        self, checkpoint: Checkpoint | None = None, *, level: Level = "exists", progress: Progress = unwatched
+    ) -> Verdict:
         """Verify the log, and a checkpoint as deep as `level` says; what is wrong stands in the verdict.
 
         Args:
-            checkpoint: Which one; None verifies the log alone.
+            checkpoint: Which one; None verifies the log alone, which is level `chain`.
             level: `chain` (records link), `exists` (sizes), `etag` (the store's own identity of the bytes), `full`
                 (BLAKE3 of every byte).
+            progress: Told how many bytes are hashed so far, and of how many.
+
+        Raises:
+            InvalidInputError: There is no such level, or it needs a checkpoint.
         """
         committed = None if checkpoint is None else checkpoint.committed
-        return self._catalog.verify(committed, level=level, options=self._transfer)
+        return self._catalog.verify(committed, level=level, options=self._transfer, progress=progress)
 
-    def pin(self, checkpoint: Checkpoint, *, holder: str, reason: str = "") -> None:
-        """Keep a checkpoint from being retired while `holder` holds it.
+    def verify_kept(self, *, level: Level = "exists", progress: Progress = unwatched) -> Iterator[Verdict]:
+        """Yield a verdict on the log, then one on the data of each checkpoint, newest first, set aside or not.
+
+        Raises:
+            InvalidInputError: There is no such level.
+            UnsupportedError: A newer version wrote to the log.
+        """
+        return self._catalog.verify_kept(level=level, options=self._transfer, progress=progress)
+
+    def pin(self, checkpoint: Checkpoint, *, holder: str, reason: str = "") -> bool:
+        """Keep a checkpoint from being retired while `holder` holds it; False if it is pinned just so already.
 
         Raises:
             NotFoundError: It is retired meanwhile.
@@ -263,10 +307,10 @@ class CheckpointStore:
 
         If killed: it is pinned or not.
         """
-        self._catalog.pin(checkpoint.seq, holder=holder, reason=reason)
+        return self._catalog.pin(checkpoint.seq, holder=holder, reason=reason) is not None
 
-    def unpin(self, checkpoint: Checkpoint, *, holder: str) -> None:
-        """Let go of a checkpoint.
+    def unpin(self, checkpoint: Checkpoint, *, holder: str) -> bool:
+        """Let go of a checkpoint; False if `holder` does not hold it.
 
         Raises:
             NotFoundError: It is retired meanwhile.
@@ -274,7 +318,7 @@ class CheckpointStore:
 
         If killed: it is unpinned or not.
         """
-        self._catalog.unpin(checkpoint.seq, holder=holder)
+        return self._catalog.unpin(checkpoint.seq, holder=holder) is not None
 
     def rollback(self, to: Checkpoint, *, note: str = "") -> list[int]:
         """Make `to` the latest: everything selectable above it is set aside as abandoned, and nothing is deleted.

@@ -12,7 +12,7 @@ from ckptstore.errors import InvalidInputError
 from ckptstore.format.strict_json import dump_json
 from ckptstore.units import KIB
 
-MAX_TEXT_BYTES = 4 * KIB
+MAX_TEXT_BYTES = 16 * KIB
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
 _MAX_INTEGER = 2**63
@@ -54,7 +54,7 @@ def integer(value: object) -> int:
 
 
 def text(value: object) -> str:
-    """Return `value` if it is text of at most 4 KiB."""
+    """Return `value` if it is text of at most 16 KiB."""
     if not isinstance(value, str) or len(value.encode(errors="replace")) > MAX_TEXT_BYTES:
         raise _expected(f"text of at most {MAX_TEXT_BYTES} bytes", value)
     return value

@@ -13,9 +13,9 @@ from ckptstore.format.checksum import hexdigest
 from ckptstore.format.columns import Fault, Fields, shard_from, shard_value, tensors_from
 from ckptstore.format.shard import StoredShard, TensorMeta
 from ckptstore.format.strict_json import dump_json, parse_json
+from ckptstore.format.version import FORMAT, INSTALL_HINT
 from ckptstore.units import MIB
 
-FORMAT = 1
 MAX_SHARDS = 256
 MAX_ITEMS = 131_072
 MAX_DIRECT_PARTS = 128
@@ -65,6 +65,11 @@ def encode_part(part: Part) -> tuple[bytes, int]:
     if ranks != sorted(set(ranks)):
         raise InvalidInputError(f"The ranks of a part must ascend, not {ranks[:8]}.", hint="Sort the shards by rank.")
     tensors = _table(part.shards)
+    if parse_json(dump_json(part.planner, what="Planner data"), what="Planner data") != part.planner:
+        raise InvalidInputError(
+            "Planner data hold a key that is no text, or a tuple: they would come back as something else.",
+            hint="Encode them as JSON that says so.",
+        )
     return _deflate(
         {
             "format": FORMAT,
@@ -211,12 +216,12 @@ def _inflate(body: bytes, ref: PartRef, *, kind: str) -> dict[str, Any]:
     if len(text) != ref.inflated or not inflate.eof or inflate.unused_data:
         raise _bad(ref, f"does not hold the recorded {ref.inflated} bytes")
     value = parse_json(text, what=ref.path)
-    if not isinstance(value, dict) or not isinstance(value.get("format"), int):
+    if not isinstance(value, dict) or type(value.get("format")) is not int:
         raise _bad(ref, "does not say its format")
     if value["format"] > FORMAT:
         raise UnsupportedError(
             f"{ref.path} has the format {value['format']}, this version reads {FORMAT}.",
-            hint="Run `pip install --upgrade ckptstore`.",
+            hint=INSTALL_HINT,
             path=ref.path,
             format=value["format"],
         )

@@ -21,6 +21,7 @@ from ckptstore.format.shard import (
     StoredShard,
     TensorMeta,
     chunk_fault,
+    item_name,
     leaf_bytes_of,
 )
 
@@ -144,6 +145,8 @@ def shard_from(fields: Fields, tensors: list[TensorMeta]) -> StoredShard:
         leaf_table_blake3=table.digest("blake3"),
     )
     items = tuple(_placed(fields, _chunks(fields, tensors)))
+    if len({item_name(item.chunk) for item in items}) != len(items):
+        raise Fault(f"lists an item of {shard.path} twice")
     _check_tiling(shard, items)
     given, counted = fields.value.get("summary"), summary(items)
     if not isinstance(given, dict) or {name: given.get(name) for name in counted} != counted:
@@ -174,7 +177,7 @@ def _chunks(fields: Fields, tensors: list[TensorMeta]) -> list[Chunk]:
 
 def _codecs(fields: Fields, values: int) -> Iterator[tuple[str, bool]]:
     codecs, pickled = fields.list("codec"), set(_integers(fields.list("pickled"), "pickled"))
-    if len(codecs) != values or not set(map(str, codecs)) <= set(CODECS):
+    if len(codecs) != values or not all(codec in CODECS for codec in codecs):
         raise Fault(f"has the codecs {str(codecs)[:80]} for {values} values")
     if pickled and max(pickled) >= values:
         raise Fault(f"calls the value {max(pickled)} of {values} pickled")

@@ -199,7 +199,7 @@ def chunk_fault(chunk: Chunk) -> str | None:
 
 def shard_root(header: bytes, leaf_table: bytes) -> str:
     """Return the shard root, in hexadecimal."""
-    return hexdigest(ROOT_DOMAIN + digest(header) + leaf_table)
+    return hexdigest(b"".join((ROOT_DOMAIN, digest(header), leaf_table)))
 
 
 def header_entries(items: Sequence[StoredItem], header_bytes: int, *, leaf_count: int) -> dict[str, dict[str, Any]]:

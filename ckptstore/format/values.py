@@ -8,7 +8,6 @@ a document says so: a tag that is not registered is refused.
 from __future__ import annotations
 
 import base64
-import json
 import math
 import re
 import struct
@@ -105,7 +104,7 @@ class _Writer:
             return self._dict(value, path, depth, "[{!r}]")
         if kind is set or kind is frozenset:
             items = [self.plain(item, (path, "{…}"), depth) for item in value]
-            return {f"${kind.__name__}": sorted(items, key=json.dumps)}
+            return {f"${kind.__name__}": sorted(items, key=_spelled)}
         if kind in (OrderedDict, Counter, defaultdict):
             pairs = self._pairs(value, path, depth)
             return {f"${kind.__name__}": _with_factory(value, pairs, path) if kind is defaultdict else pairs}
@@ -221,6 +220,10 @@ def _text(path: _Path | None) -> str:
         path, step = path
         steps.append(step)
     return "".join(reversed(steps))
+
+
+def _spelled(plain: Any) -> bytes:
+    return dump_json(plain, what="An entry of a set", sort_keys=False)
 
 
 def _with_factory(value: Any, pairs: list[Any], path: _Path) -> dict[str, Any]:

@@ -170,8 +170,10 @@ class LocalUpload:
         """Append `data`."""
         if self._temporary is None:
             raise InvalidInputError(f"The upload of {self._key} has ended.", key=self._key)
-        self._temporary.write(data)
         self._written += memoryview(data).nbytes
+        if self._written > self._size:
+            raise InvalidInputError(f"The upload of {self._key} was announced with {self._size} bytes.", key=self._key)
+        self._temporary.write(data)
 
     def complete(self) -> ObjectInfo:
         """Publish what was written. If killed: the whole object or none."""

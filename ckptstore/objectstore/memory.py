@@ -97,6 +97,8 @@ class MemoryUpload:
         """Append `data`, which is copied."""
         if self._body is None:
             raise InvalidInputError(f"The upload of {self._key} has ended.", key=self._key)
+        if len(self._body) + memoryview(data).nbytes > self._size:
+            raise InvalidInputError(f"The upload of {self._key} was announced with {self._size} bytes.", key=self._key)
         self._body += data
 
     def complete(self) -> ObjectInfo:

@@ -51,7 +51,11 @@ class Upload(Protocol):
     """
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append `data` (copied or sent before the call returns: the caller may reuse its memory)."""
+        """Append `data` (copied or sent before the call returns: the caller may reuse its memory).
+
+        Raises:
+            InvalidInputError: It is more than was announced, or the upload has ended.
+        """
         ...
 
     def complete(self) -> ObjectInfo:

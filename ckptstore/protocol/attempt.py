@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptstore.errors import InvalidInputError, NotFoundError
 from ckptstore.events import AttemptBegan, tell
 from ckptstore.format.canonical import canonical_json
+from ckptstore.format.codec import MAX_DIRECT_PARTS, PartRef
 from ckptstore.format.layout import Stem, encode_name
+from ckptstore.format.records import Commit, Envelope, ShardTotals, encode_record
+from ckptstore.format.version import FORMAT
 from ckptstore.protocol.claim import Incarnation, Takeover, check_not_fenced, claim
 from ckptstore.protocol.log import RunLog
 from ckptstore.units import KIB
 
 MAX_DESCRIPTION_BYTES = 16 * KIB
 """Of all that the user says of a save, as JSON. With it and 128 parts a record stays below 64 KiB."""
+MAX_SOFTWARE_BYTES = 1 * KIB
+MAX_INTEGER = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,28 @@ class Attempt:
         """The training step."""
         return self.description.global_step
 
+    def record(self, *, shards: ShardTotals, parts: Sequence[PartRef], software: Mapping[str, str]) -> Commit:
+        """Return the commit of this attempt, without a parent."""
+        said = self.description
+        return Commit(
+            checkpoint_id=self.stem.name,
+            global_step=said.global_step,
+            term=self.stem.term,
+            attempt=self.stem.attempt,
+            parent=None,
+            prefix=str(self.stem),
+            saved_world_size=self.world_size,
+            parallelism=dict(said.parallelism),
+            training_state=dict(said.training_state),
+            fingerprints=dict(said.fingerprints),
+            metrics=dict(said.metrics),
+            tags=tuple(said.tags),
+            shards=shards,
+            parts=tuple(parts),
+            documents=None,
+            software=dict(software),
+        )
+
 
 def begin(
     log: RunLog,
@@ -116,8 +143,23 @@ def begin(
     term = claim(log, incarnation, takeover=takeover)
     number = incarnation.next_attempt(log.fold)
     stem = Stem(checkpoint_id, term, number, log.ids.nonce())
+    attempt = Attempt(log.fold.run, stem, world_size, description or Description())
+    _check_encodable(attempt)
     tell(log.observer, AttemptBegan(checkpoint_id=checkpoint_id, prefix=str(stem)))
-    return Attempt(log.fold.run, stem, world_size, description or Description())
+    return attempt
+
+
+def _check_encodable(attempt: Attempt) -> None:
+    """Encode the largest commit that this attempt can end in, so that nothing is refused after the upload."""
+    path = attempt.stem.part_key(0)
+    part = PartRef(path, MAX_INTEGER, "0" * 64, MAX_INTEGER, (0, attempt.world_size))
+    record = attempt.record(
+        shards=ShardTotals(attempt.world_size, MAX_INTEGER),
+        parts=[part] * MAX_DIRECT_PARTS,
+        software={"software": " " * MAX_SOFTWARE_BYTES},
+    )
+    envelope = Envelope(FORMAT, attempt.run, MAX_INTEGER, "0" * 32, " " * 32, "0" * 64, "0" * 64)
+    encode_record(replace(record, parent=MAX_INTEGER), envelope)
 
 
 def _whole(name: str, value: object) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,12 +18,12 @@ from ckptstore.options import TransferOptions
 from ckptstore.protocol.fold import Committed, Fold
 from ckptstore.protocol.log import Entry, RunLog
 from ckptstore.protocol.parts import load_parts
-from ckptstore.protocol.verify import Level, Verdict, verify
+from ckptstore.protocol.verify import Level, Progress, Verdict, unwatched, verify, verify_kept
 
 LANES = 16
 MAX_SHOWN = 8
 
-_EXACT = re.compile(r"(.+)@([0-9]+)", re.DOTALL)
+_EXACT = re.compile(r"(.+)@([0-9]{1,18})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,23 @@ class Catalog:
         return load_parts(store, committed)
 
     def verify(
-        self, committed: Committed | None = None, *, level: Level = "full", options: TransferOptions | None = None
+        self,
+        committed: Committed | None = None,
+        *,
+        level: Level = "full",
+        options: TransferOptions | None = None,
+        progress: Progress = unwatched,
     ) -> Verdict:
         """Verify the log, and a checkpoint as far as `level` says. See `verify.verify`."""
         self.log.refresh()
-        return verify(self.log, committed, level, options or TransferOptions())
+        return verify(self.log, committed, level, options or TransferOptions(), progress)
+
+    def verify_kept(
+        self, *, level: Level = "full", options: TransferOptions | None = None, progress: Progress = unwatched
+    ) -> Iterator[Verdict]:
+        """Verify the log, then all that is kept. See `verify.verify_kept`."""
+        self.log.refresh().whole()
+        return verify_kept(self.log, level, options or TransferOptions(), progress)
 
     def in_progress(self) -> list[Uncommitted]:
         """Return the attempts that have data and no commit, by term and number. Lists all of `data/`."""

@@ -10,12 +10,13 @@ from typing import Any, Literal
 from ckptstore.clock import IdSource, SystemIds
 from ckptstore.errors import ConflictError, FencedError, InvalidInputError
 from ckptstore.events import Claimed, tell
-from ckptstore.format.canonical import MAX_TEXT_BYTES
 from ckptstore.format.records import Claim, Record
 from ckptstore.protocol.fold import Fold, Reign
 from ckptstore.protocol.log import RunLog
 
 Takeover = Literal["always", "same_job"]
+
+MAX_WHO_BYTES = 1024
 
 
 class Incarnation:
@@ -32,10 +33,8 @@ class Incarnation:
 
     def __init__(self, id: str, *, job: str, host: str) -> None:  # noqa: A002  (the record's own word)
         for name, value in (("job", job), ("host", host)):
-            if not isinstance(value, str) or not 0 < len(value.encode(errors="replace")) <= MAX_TEXT_BYTES // 4:
-                raise InvalidInputError(
-                    f"{name} must be text of at most {MAX_TEXT_BYTES // 4} bytes, not {value!r:.80}."
-                )
+            if not isinstance(value, str) or not 0 < len(value.encode(errors="replace")) <= MAX_WHO_BYTES:
+                raise InvalidInputError(f"{name} must be text of at most {MAX_WHO_BYTES} bytes, not {value!r:.80}.")
         self.id, self.job, self.host = id, job, host
         self.loaded: int | None = None
         """seq of the checkpoint that this process loaded: the parent of its first commit."""

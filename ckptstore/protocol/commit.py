@@ -25,14 +25,12 @@ from ckptstore.format.records import Commit, LatestHint, Record, ShardTotals, en
 from ckptstore.format.shard import StoredShard
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 from ckptstore.options import TransferOptions
-from ckptstore.protocol.attempt import Attempt
+from ckptstore.protocol.attempt import MAX_SOFTWARE_BYTES, Attempt
 from ckptstore.protocol.claim import Incarnation, check_not_fenced
 from ckptstore.protocol.coverage import covers
 from ckptstore.protocol.fold import Committed, Fold
 from ckptstore.protocol.log import Outcome, RunLog, create_once
-from ckptstore.units import KIB
 
-MAX_SOFTWARE_BYTES = 2 * KIB
 LISTING_SECONDS = 5.0
 """How long a shard that the listing lacks is looked for by name: a network file system may list late."""
 LISTING_PAUSE_SECONDS = 0.2
@@ -79,7 +77,8 @@ def commit(  # noqa: PLR0913  (what every rank handed in, and how to store it)
     written = _write_parts(log, ordered, attempt, planner)
     expected = [(stored.shard.path, stored.shard.size, stored.shard.etag) for stored in ordered]
     verify_stored(log, expected + [(ref.path, ref.size, None) for ref in written], options)
-    record = _record(attempt, ordered, _named(written), software or {})
+    totals = ShardTotals(len(ordered), sum(stored.shard.size for stored in ordered))
+    record = attempt.record(shards=totals, parts=_named(written), software=software or {})
     committed, body = append_commit(log, incarnation, record)
     tell(
         log.observer,
@@ -247,30 +246,6 @@ def _put_part(log: RunLog, key: str, body: bytes) -> None:
         raise IntegrityError(f"{key} holds other bytes than this attempt wrote.", hint="Save again.", key=key)
     if outcome is Outcome.UNKNOWN:
         raise UnavailableError(f"Whether {key} was stored is not known. Nothing was committed.", hint="Save again.")
-
-
-def _record(
-    attempt: Attempt, ordered: list[StoredShard], parts: tuple[PartRef, ...], software: Mapping[str, str]
-) -> Commit:
-    said = attempt.description
-    return Commit(
-        checkpoint_id=attempt.stem.name,
-        global_step=said.global_step,
-        term=attempt.stem.term,
-        attempt=attempt.stem.attempt,
-        parent=None,
-        prefix=str(attempt.stem),
-        saved_world_size=attempt.world_size,
-        parallelism=dict(said.parallelism),
-        training_state=dict(said.training_state),
-        fingerprints=dict(said.fingerprints),
-        metrics=dict(said.metrics),
-        tags=tuple(said.tags),
-        shards=ShardTotals(len(ordered), sum(stored.shard.size for stored in ordered)),
-        parts=parts,
-        documents=None,
-        software=dict(software),
-    )
 
 
 def _write_hints(log: RunLog, committed: Committed, body: bytes | None) -> None:

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from ckptstore.errors import IntegrityError, UnsupportedError
 from ckptstore.format.canonical import canonical_json
-from ckptstore.format.layout import slot_key
+from ckptstore.format.layout import RUN_KEY, slot_key
 from ckptstore.format.records import (
     FOLD_EVERY,
     LEVELS,
@@ -55,7 +55,7 @@ class Committed:
 
     Args:
         seq: Its identity: the slot of its commit.
-        blake3: Of the record.
+        blake3: Of the record. All ranks of a load must agree on seq and this (I12).
         written_at: For people.
         commit: The manifest.
         set_aside: Why it is not selectable, or None.
@@ -345,8 +345,9 @@ def _check_link(fold: Fold, envelope: Envelope) -> None:
     for name, right in expected.items():
         if (found := getattr(envelope, name)) != right:
             key = slot_key(fold.end)
+            before = f"the records before it and {RUN_KEY}" if fold.end == 0 else "the records before it"
             raise IntegrityError(
-                f"{key} does not follow the records before it: {name} is {found}, expected {right}.",
+                f"{key} does not follow {before}: {name} is {found}, expected {right}.",
                 hint="Run `ckptstore verify URL --level chain`.",
                 key=key,
                 expected=right,

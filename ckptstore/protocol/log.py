@@ -166,7 +166,7 @@ def decided(work: Callable[[], _T]) -> _T:
             interrupt = error
     if interrupt is None:
         return result.result()
-    interrupt.add_note(f"Before this was raised, the append under way ended: {result.exception() or result.result()}")
+    interrupt.add_note(f"The append under way ended before this was raised, with {result.exception() or 'success'}.")
     raise interrupt
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from ckptstore.errors import IntegrityError, InvalidInputError
-from ckptstore.format.layout import RUN_KEY
-from ckptstore.format.records import LEVELS
+from blake3 import blake3
+
+from ckptstore.errors import IntegrityError, InvalidInputError, NotFoundError
+from ckptstore.format.layout import RUN_KEY, slot_key
+from ckptstore.format.records import LEVELS, MAX_RECORD_BYTES, decode_record, decode_run
 from ckptstore.format.shard import Shard, StoredShard
-from ckptstore.objectstore.port import ObjectInfo
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.fold import Committed, Fold, apply
-from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.log import Entry, RunLog
 from ckptstore.protocol.parts import load_parts
+from ckptstore.protocol.reading import get_if_there
 from ckptstore.transfer.download import verify_shard
 
 Level = Literal["chain", "exists", "etag", "full"]
+Progress = Callable[[int, int], None]
+"""Told how many bytes of a checkpoint's shards are verified so far, and of how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,13 @@ class Verdict:
         return not self.findings
 
 
-def verify(log: RunLog, committed: Committed | None, level: Level, options: TransferOptions) -> Verdict:
+def unwatched(done: int, total: int) -> None:
+    """Watch nothing."""
+
+
+def verify(
+    log: RunLog, committed: Committed | None, level: Level, options: TransferOptions, progress: Progress = unwatched
+) -> Verdict:
     """Verify the log and, above level `chain`, one checkpoint, as far as `level` says.
 
     Raises:
@@ -75,22 +87,47 @@ def verify(log: RunLog, committed: Committed | None, level: Level, options: Tran
     findings = _chain_findings(log)
     if committed is None or level == "chain":
         return Verdict(level, committed.seq if committed else None, tuple(findings))
+    verdict = _verify_data(log, committed, level, options, progress)
+    return replace(verdict, findings=(*findings, *verdict.findings))
+
+
+def verify_kept(
+    log: RunLog, level: Level, options: TransferOptions, progress: Progress = unwatched
+) -> Iterator[Verdict]:
+    """Yield a verdict on the log and then, above level `chain`, one on the data of each kept checkpoint, newest first.
+
+    Raises:
+        InvalidInputError: There is no such level.
+        CkptStoreError: The store could not be read; that is no verdict.
+    """
+    yield verify(log, None, "chain", options)
+    if level not in LEVELS:
+        raise InvalidInputError(f"{level!r} is not one of {LEVELS}.", hint="Use level='full'.")
+    for committed in reversed(log.fold.kept if level != "chain" else []):
+        yield _verify_data(log, committed, level, options, progress)
+
+
+def _verify_data(
+    log: RunLog, committed: Committed, level: Level, options: TransferOptions, progress: Progress
+) -> Verdict:
     try:
         shards = [stored for part in load_parts(log.store, committed) for stored in part.shards]
     except IntegrityError as error:
-        return Verdict(level, committed.seq, (*findings, _finding("exists", committed.commit.prefix, error)))
+        return Verdict(level, committed.seq, (_finding("exists", committed.commit.prefix, error),))
+    findings: list[Finding] = []
     gone: set[str] = set()
     listed = _listed(log, shards)
     for stored in shards:
         found = _compare(level, stored.shard, listed.get(stored.shard.path))
         gone |= {each.key for each in found if each.kind != "rewritten"}
         findings += found
-    read = 0
+    read, total = 0, sum(stored.shard.size for stored in shards if stored.shard.path not in gone)
     for stored in (each for each in shards if level == "full" and each.shard.path not in gone):
         try:
             read += verify_shard(log.store, stored, options=options)
-        except IntegrityError as error:
+        except (IntegrityError, NotFoundError) as error:
             findings.append(_finding("full", stored.shard.path, error))
+        progress(read, total)
     return Verdict(level, committed.seq, tuple(findings), read)
 
 
@@ -110,6 +147,22 @@ def check_chain(log: RunLog) -> None:
             hint="Open the run again.",
             key=RUN_KEY,
         )
+
+
+def readable_records(store: ObjectStore) -> Iterator[Entry]:
+    """Yield the records below the first that is damaged or missing, one by one: what a damaged log still says."""
+    body = get_if_there(store, RUN_KEY, max_bytes=MAX_RECORD_BYTES)
+    if body is None:
+        return
+    with contextlib.suppress(IntegrityError):
+        run, digest = decode_run(body), blake3(body).hexdigest()
+        fold = Fold(run=run.run, run_blake3=digest, last=digest)
+        while (body := get_if_there(store, slot_key(fold.end), max_bytes=MAX_RECORD_BYTES)) is not None:
+            entry = Entry(fold.end, *decode_record(body, seq=fold.end, run=fold.run), body)
+            fold = apply(fold, entry.envelope, entry.record, entry.blake3)
+            yield entry
+            if fold.stopped is not None:
+                return
 
 
 def _chain_findings(log: RunLog) -> list[Finding]:
@@ -137,9 +190,9 @@ def _compare(level: Level, shard: Shard, info: ObjectInfo | None) -> list[Findin
     return []
 
 
-def _finding(level: str, key: str, error: IntegrityError) -> Finding:
+def _finding(level: str, key: str, error: IntegrityError | NotFoundError) -> Finding:
     facts = error.facts
-    missing = "found" in facts and facts["found"] is None
+    missing = isinstance(error, NotFoundError) or ("found" in facts and facts["found"] is None)
     return Finding(
         level,
         "missing" if missing else "damaged",

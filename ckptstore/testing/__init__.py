@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""What others test their engines with. Needs pytest."""

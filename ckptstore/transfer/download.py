@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
@@ -125,7 +126,7 @@ def leaf_table(store: ObjectStore, shard: Shard) -> bytes:
         IntegrityError: Its hash is not the recorded one.
     """
     length = shard.size - shard.leaf_table_offset
-    table = store.get_range(shard.path, start=shard.leaf_table_offset, length=length) if length else b""
+    table = bytes(store.get_range(shard.path, start=shard.leaf_table_offset, length=length)) if length else b""
     expect(shard, "leaf table", hexdigest(table), shard.leaf_table_blake3)
     return table
 
@@ -162,15 +163,9 @@ def fetch_verified(store: ObjectStore, span: Span, table: bytes) -> memoryview:
 
 
 def write_out(span: Span, data: memoryview) -> None:
-    """Lay the verified bytes of a span into what wants them, leaves that follow each other at once."""
-    runs: list[list[Leaf]] = []
-    for leaf in span.leaves:
-        last = runs[-1][-1] if runs else None
-        if last is not None and last.wanted is leaf.wanted and last.number + 1 == leaf.number:
-            runs[-1].append(leaf)
-        else:
-            runs.append([leaf])
-    for run in runs:
+    """Lay the verified bytes of a span into what wants them, all leaves of an item at once."""
+    for _, leaves in groupby(span.leaves, key=lambda leaf: leaf.wanted.item.first_leaf):
+        run = list(leaves)
         wanted, offset = run[0].wanted, run[0].start - span.start
         nbytes = run[-1].start + run[-1].nbytes - run[0].start
         elements = np.frombuffer(data[offset : offset + nbytes], np.uint8).reshape(-1, wanted.itemsize)
@@ -211,7 +206,7 @@ def check_shard(store: ObjectStore, shard: Shard) -> None:
 def structure(store: ObjectStore, shard: Shard) -> tuple[bytes, bytes]:
     """Return a shard's header and leaf table, after all the checks of `check_shard`; raises as it does."""
     expect(shard, "size", store.head(shard.path).size, shard.size)
-    header = store.get_range(shard.path, start=0, length=shard.header_bytes)
+    header = bytes(store.get_range(shard.path, start=0, length=shard.header_bytes))
     expect(shard, "header", hexdigest(header), shard.header_blake3)
     table = leaf_table(store, shard)
     expect(shard, "root", shard_root(header, table), shard.root)
@@ -227,19 +222,22 @@ def verify_shard(store: ObjectStore, stored: StoredShard, *, options: TransferOp
     """
     shard = stored.shard
     header, table = structure(store, shard)
-    said = parse_json(header[LENGTH_BYTES:], what=f"The header of {shard.path}")
-    _check_header(shard, said, header_entries(stored.items, len(header), leaf_count=len(table) // DIGEST_BYTES))
+    _check_header(shard, header, header_entries(stored.items, len(header), leaf_count=len(table) // DIGEST_BYTES))
     wanted = [Wanted(item, 1, leaves=range(item.leaf_count)) for item in stored.items]
     spans = list(spans_of(shard, wanted, fetch_bytes=options.fetch_bytes))
     in_flight(spans, lambda span: fetch_verified(store, span, table), limit=options.fetches_in_flight)
     return len(header) + len(table) + sum(span.length for span in spans)
 
 
-def _check_header(shard: Shard, said: Any, entries: dict[str, dict[str, Any]]) -> None:
+def _check_header(shard: Shard, header: bytes, entries: dict[str, dict[str, Any]]) -> None:
     """Compare a shard's header with the one that its items make. Further notes in `__metadata__` are ignored."""
-    if not isinstance(said, dict) or not isinstance(said.get("__metadata__"), dict):
-        expect(shard, "kind of header", str(said)[:80], "an object with __metadata__")
-    notes = {name: said["__metadata__"].get(name) for name in entries["__metadata__"]}
-    said = {**said, "__metadata__": notes}
-    for name in said.keys() | entries.keys():
+    said = parse_json(header[LENGTH_BYTES:], what=f"The header of {shard.path}")
+    notes = said.get("__metadata__") if isinstance(said, dict) else None
+    if not isinstance(said, dict) or not isinstance(notes, dict):
+        raise IntegrityError(f"The header of {shard.path} is none of ours.", key=shard.path, rank=shard.rank)
+    expect(shard, "header's length", int.from_bytes(header[:LENGTH_BYTES], "little"), len(header) - LENGTH_BYTES)
+    expected_notes = entries.pop("__metadata__")
+    for name, note in expected_notes.items():
+        expect(shard, f"header's note on {name!r}", notes.get(name), note)
+    for name in {**entries, **said}.keys() - {"__metadata__"}:
         expect(shard, f"header's entry {name!r}", said.get(name), entries.get(name))

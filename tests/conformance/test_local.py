@@ -226,3 +226,17 @@ def test_a_store_survives_pickling(store):
     again = pickle.loads(pickle.dumps(store))  # noqa: S301  (our own bytes)
     assert again.get("a", max_bytes=1) == b"x"
     assert again.url == store.url
+
+
+def test_above_a_root_that_stands_already_nothing_need_be_readable(store, tmp_path, monkeypatch):
+    (tmp_path / "above" / "run").mkdir(parents=True)
+    failing(monkeypatch, "open", errno.EACCES, only=lambda path, *_: Path(path) == tmp_path / "above")
+    store.put("log/0", b"x")
+    assert store.get("log/0", max_bytes=1) == b"x"
+
+
+def test_a_root_that_cannot_be_made_durable_is_refused(store, tmp_path, monkeypatch):
+    failing(monkeypatch, "open", errno.EACCES, only=lambda path, *_: Path(path) == tmp_path)
+    with pytest.raises(AccessDeniedError):
+        store.put("log/0", b"x")
+    assert list(store.list("")) == []

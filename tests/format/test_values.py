@@ -182,6 +182,11 @@ def test_whatever_is_stored_comes_back_and_is_spelled_one_way_only(value):
     json.loads(body)
 
 
+def test_a_set_is_sorted_by_how_its_entries_are_spelled():
+    body = encode_value({"é", "z", (1, 2), (1,), 10, 9}, types=types())
+    assert body.decode() == '{"$set":["z","é",10,9,{"$tuple":[1,2]},{"$tuple":[1]}]}'
+
+
 def test_equal_sets_are_spelled_alike_whatever_order_they_were_filled_in():
     forwards, backwards = set(), set()
     for number in range(0, 900, 8):

@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Stores around stores: one idea a file."""

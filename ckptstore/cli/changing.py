@@ -1,0 +1,113 @@
+"""`rollback`, `pin`, `unpin`: the few changes that an operator makes. Each appends one record, or none."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ckptstore.cli.arguments import AsJson, Name, Url
+from ckptstore.cli.documents import Document, checkpoint_document, run_document
+from ckptstore.cli.exits import Exit
+from ckptstore.cli.render import clean, print_json, print_line, print_warning
+from ckptstore.errors import InvalidInputError
+from ckptstore.options import LogOptions
+from ckptstore.store import Checkpoint, CheckpointStore
+
+SingleWriter = Annotated[
+    bool,
+    typer.Option(
+        "--assume-single-writer",
+        help="Your promise that nobody else writes to this run now; for stores that cannot create only-if-absent.",
+    ),
+]
+Holder = Annotated[str, typer.Option(metavar="WHO", help="Who holds it: a job, a person, a team.")]
+
+
+def rollback(
+    url: Url,
+    name: Name,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="Why; it is recorded.")] = "",
+    single_writer: SingleWriter = False,
+    as_json: AsJson = False,
+) -> int:
+    """Make a checkpoint the latest again.
+
+    What was committed after it is set aside, and nothing is deleted. It is written down, so that no later crash undoes
+    it. Stop the training job first: what it goes on to save becomes the latest again.
+    """
+    store = _opened(url, single_writer=single_writer)
+    target = store.get(name)
+    above = [each for each in store.checkpoints() if each.seq > target.seq]
+    if above and target.committed.set_aside is None and not yes:
+        if as_json or not sys.stdin.isatty():
+            raise InvalidInputError("Nobody is there to confirm it.", hint="Add --yes. Nothing was changed.")
+        for each in above:
+            print_line(f"would be set aside: {_exact(each)}")
+        if not typer.confirm(f"Go back to {clean(_exact(target))}?", err=True):
+            print_line("Nothing was changed.")
+            return Exit.STOPPED
+    seqs = store.rollback(target, note=note)
+    if as_json:
+        print_json({**_changed(store, target, changed=bool(seqs)), "set_aside": seqs})
+    elif seqs:
+        print_line(f"{_exact(target)} is the latest; set aside: {', '.join(map(str, seqs))}. Nothing was deleted.")
+    else:
+        print_line(f"{_exact(target)} is the latest already; nothing was changed.")
+    return Exit.FINE
+
+
+def pin(
+    url: Url,
+    name: Name,
+    *,
+    holder: Holder,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; it is recorded.")] = "",
+    single_writer: SingleWriter = False,
+    as_json: AsJson = False,
+) -> int:
+    """Keep a checkpoint from being retired.
+
+    It is kept until this holder lets go of it with `unpin`.
+    """
+    store = _opened(url, single_writer=single_writer)
+    target = store.get(name)
+    changed = store.pin(target, holder=holder, reason=reason)
+    if as_json:
+        print_json({**_changed(store, target, changed=changed), "holder": holder})
+    else:
+        told = "is pinned" if changed else "was pinned just so already; nothing was changed"
+        print_line(f"{_exact(target)} by {holder}: {told}.")
+    return Exit.FINE
+
+
+def unpin(url: Url, name: Name, *, holder: Holder, single_writer: SingleWriter = False, as_json: AsJson = False) -> int:
+    """Let go of a checkpoint. Other holders keep it."""
+    store = _opened(url, single_writer=single_writer)
+    target = store.get(name)
+    changed = store.unpin(target, holder=holder)
+    if as_json:
+        print_json({**_changed(store, target, changed=changed), "holder": holder})
+    else:
+        told = "is no longer pinned" if changed else "was not pinned; nothing was changed"
+        print_line(f"{_exact(target)} by {holder}: {told}.")
+    return Exit.FINE
+
+
+def _opened(url: str, *, single_writer: bool) -> CheckpointStore:
+    if single_writer:
+        print_warning("A single writer is promised: if another process writes now, a checkpoint may be lost.")
+    return CheckpointStore.open(url, log=LogOptions(assume_single_writer=single_writer))
+
+
+def _changed(store: CheckpointStore, target: Checkpoint, *, changed: bool) -> Document:
+    """Return what became of it, with the checkpoint as it stands now."""
+    now = checkpoint_document(store.get(seq=target.seq))
+    return {**run_document(store), "changed": changed, "checkpoint": now}
+
+
+def _exact(checkpoint: Checkpoint) -> str:
+    return f"{checkpoint.checkpoint_id}@{checkpoint.seq}"

@@ -1,0 +1,119 @@
+"""Whether a store can be written to: asked of it, not configured.
+
+The log needs two things of a store: that absent can be told from unknown, and that a key can be created once. There are
+servers that answer 200 to a condition they do not know, and file systems without hard links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from ckptstore.clock import IdSource
+from ckptstore.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    CkptStoreError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UnsupportedError,
+)
+from ckptstore.objectstore.port import ObjectStore, PutMode
+
+RACERS = 8
+MAX_BYTES = 1024
+RACE_SECONDS = 120.0
+
+
+def probe(store: ObjectStore, *, ids: IdSource, prefix: str = "probe/") -> None:
+    """Check that `store` can be written to: an absent key reads as absent, and a key is created once, also in a race.
+
+    Args:
+        store: The store, rooted at the run's root.
+        ids: Where the probe's own place under `prefix` comes from.
+        prefix: Where probes lie; ends in `/`.
+
+    Raises:
+        UnsupportedError: It cannot, and what would be lost.
+        CkptStoreError: The store could not be asked.
+
+    If killed: small objects under `prefix`, which nobody reads.
+    """
+    place = f"{prefix}{ids.nonce()}"
+    keys = [f"{place}/absent", f"{place}/once", f"{place}/race"]
+    try:
+        _check_absence(store, keys[0])
+        _check_second_create(store, keys[1])
+        _check_race(store, keys[2])
+    finally:
+        for key in keys[1:]:
+            with contextlib.suppress(CkptStoreError):  # best effort: a probe left behind harms nobody
+                store.delete(key)
+
+
+def _check_absence(store: ObjectStore, key: str) -> None:
+    try:
+        store.get(key, max_bytes=MAX_BYTES)
+    except NotFoundError:
+        return
+    except AccessDeniedError as error:
+        raise UnsupportedError(
+            f"{store.url} answers 'denied' for a key that does not exist: whether the log has ended could not be told, "
+            "and a checkpoint could be overlooked.",
+            hint="Allow listing (on S3: s3:ListBucket), so that an absent key is reported as absent.",
+            key=key,
+        ) from error
+    raise _not_supported(store, "an object that was never written was found", key)
+
+
+def _check_second_create(store: ObjectStore, key: str) -> None:
+    # A reply may be lost on the way; what stands there is what counts.
+    with contextlib.suppress(AlreadyExistsError, OutcomeUnknownError):
+        store.put(key, b"first", mode=PutMode.CREATE)
+    try:
+        store.put(key, b"second", mode=PutMode.CREATE)
+    except (AlreadyExistsError, OutcomeUnknownError):
+        pass
+    else:
+        raise _not_supported(store, "a second create of a key succeeded", key)
+    if _held(store, key) != b"first":
+        raise _not_supported(store, "a second create of a key replaced the first", key)
+
+
+def _check_race(store: ObjectStore, key: str) -> None:
+    start = threading.Barrier(RACERS)
+    bodies = [f"racer {number}".encode() for number in range(RACERS)]
+
+    def race(body: bytes) -> bool:
+        start.wait(RACE_SECONDS)
+        try:
+            store.put(key, body, mode=PutMode.CREATE)
+        except (AlreadyExistsError, OutcomeUnknownError):
+            return False
+        return True
+
+    with ThreadPoolExecutor(RACERS, thread_name_prefix="ckptstore-probe") as threads:
+        created = [body for body, won in zip(bodies, threads.map(race, bodies), strict=True) if won]
+    held = _held(store, key)
+    if len(created) > 1:
+        raise _not_supported(store, f"{len(created)} of {RACERS} racing creates of one key succeeded", key)
+    if held not in bodies or (created and created != [held]):
+        raise _not_supported(store, "a create that succeeded was replaced by another", key)
+
+
+def _held(store: ObjectStore, key: str) -> bytes:
+    try:
+        return store.get(key, max_bytes=MAX_BYTES)
+    except NotFoundError as error:
+        raise UnavailableError(f"{store.url} holds nothing of what was just written to {key}.", key=key) from error
+
+
+def _not_supported(store: ObjectStore, seen: str, key: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{store.url} cannot be written to safely: {seen}. Two jobs could both believe that they committed, "
+        "and one checkpoint would be lost.",
+        hint="Use a store with conditional writes, or promise a single writer: assume_single_writer=True.",
+        key=key,
+    )

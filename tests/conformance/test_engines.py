@@ -1,0 +1,83 @@
+"""Every engine and every wrapper, against the whole suite."""
+
+import secrets
+
+import pytest
+
+from ckptstore.objectstore.memory import MemoryStore
+from ckptstore.objectstore.urls import open_store
+from ckptstore.objectstore.wrappers.observed import Counts, ObservedStore
+from ckptstore.objectstore.wrappers.prefixed import PrefixedStore
+from ckptstore.objectstore.wrappers.retrying import RetryingStore
+from ckptstore.objectstore.wrappers.throttled import ThrottledStore
+from ckptstore.options import TransferOptions
+from ckptstore.testing.conformance import StoreConformance
+from ckptstore.units import MIB
+
+PARTS = TransferOptions(part_bytes=5 * MIB, parts_in_flight=2)
+
+
+class TestMemory(StoreConformance):
+    picklable = False
+
+    @pytest.fixture
+    def open_again(self):
+        name = secrets.token_hex(8)
+        return lambda: open_store(f"memory://{name}")
+
+
+class TestLocal(StoreConformance):
+    @pytest.fixture
+    def open_again(self, tmp_path):
+        return lambda: open_store(tmp_path / "above" / "run")
+
+
+@pytest.mark.servers
+class TestObstoreOnSeaweedFS(StoreConformance):
+    @pytest.fixture
+    def open_again(self, s3_url):
+        return lambda: open_store(s3_url, transfer=PARTS)
+
+    @pytest.fixture(autouse=True)
+    def _server(self, seaweedfs):
+        self.server = seaweedfs
+
+    def pending_uploads(self, store):
+        prefix = store.url.removeprefix(f"s3://{self.server.bucket}/") + "/"
+        answer = self.server.client().list_multipart_uploads(Bucket=self.server.bucket)
+        return [upload["Key"] for upload in answer.get("Uploads", []) if upload["Key"].startswith(prefix)]
+
+
+class OnMemory(StoreConformance):
+    """A wrapper changes one thing; all else stays."""
+
+    picklable = False
+
+    @pytest.fixture
+    def open_again(self):
+        inner = MemoryStore()
+        return lambda: self.wrap(inner)
+
+
+class TestPrefixed(OnMemory):
+    def wrap(self, inner):
+        inner.put("above", b"never seen")
+        inner.put("runs/ab/x", b"never seen")
+        return PrefixedStore(inner, "runs/a/")
+
+
+class TestObserved(OnMemory):
+    def wrap(self, inner):
+        return ObservedStore(inner, Counts())
+
+
+class TestRetrying(OnMemory):
+    def wrap(self, inner):
+        return RetryingStore(inner)
+
+
+class TestThrottled(OnMemory):
+    many_keys = 1_001
+
+    def wrap(self, inner):
+        return ThrottledStore(inner, seconds_per_request=1e-4, bytes_per_second=1e9)

@@ -1,0 +1,113 @@
+"""A store that would lose checkpoints is found out before anything is written to it (I1, I15)."""
+
+import threading
+
+import pytest
+
+from ckptstore.clock import SystemIds
+from ckptstore.errors import AccessDeniedError, NotFoundError, OutcomeUnknownError, UnavailableError, UnsupportedError
+from ckptstore.objectstore.memory import MemoryStore
+from ckptstore.objectstore.port import PutMode
+from ckptstore.objectstore.probe import probe
+from ckptstore.objectstore.urls import open_store
+from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
+from ckptstore.objectstore.wrappers.observed import ObservedStore
+
+
+class IgnoresTheCondition(ForwardingStore):
+    """Answers 200 to a create, and overwrites: `rclone serve s3`, an old MinIO."""
+
+    def put(self, key, body, *, mode=PutMode.OVERWRITE):
+        del mode
+        return super().put(key, body)
+
+
+class OverwritesAndComplains(ForwardingStore):
+    """Refuses a second create after having carried it out."""
+
+    def put(self, key, body, *, mode=PutMode.OVERWRITE):
+        try:
+            return super().put(key, body, mode=mode)
+        finally:
+            super().put(key, body)
+
+
+class LooksThenWrites(ForwardingStore):
+    """Honours the condition, but not in a race: exists-then-write."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.together = threading.Barrier(8)
+
+    def put(self, key, body, *, mode=PutMode.OVERWRITE):
+        if mode is PutMode.CREATE and key.endswith("race"):
+            self.together.wait(10)
+            return super().put(key, body)
+        return super().put(key, body, mode=mode)
+
+
+class DeniesWhatIsAbsent(ForwardingStore):
+    """S3 without the right to list."""
+
+    def get(self, key, *, max_bytes):
+        try:
+            return super().get(key, max_bytes=max_bytes)
+        except NotFoundError:
+            raise AccessDeniedError("403") from None
+
+
+class LosesReplies(ForwardingStore):
+    """Carries every create out, and the answer never arrives."""
+
+    def put(self, key, body, *, mode=PutMode.OVERWRITE):
+        try:
+            super().put(key, body, mode=mode)
+        finally:
+            raise OutcomeUnknownError("no answer")
+
+
+class Unreachable(ForwardingStore):
+    def put(self, key, body, *, mode=PutMode.OVERWRITE):
+        del key, body, mode
+        raise OutcomeUnknownError("no answer")
+
+
+def test_a_sound_store_passes_and_nothing_is_left():
+    calls = []
+    store = MemoryStore()
+    probe(ObservedStore(store, calls.append), ids=SystemIds())
+    assert list(store.list("")) == []
+    assert {call.key.split("/")[0] for call in calls} == {"probe"}
+
+
+def test_files_pass(tmp_path):
+    probe(open_store(tmp_path), ids=SystemIds())
+    assert list(open_store(tmp_path).list("")) == []
+
+
+@pytest.mark.servers
+def test_a_real_object_store_passes(s3_url):
+    probe(open_store(s3_url), ids=SystemIds())
+    assert list(open_store(s3_url).list("")) == []
+
+
+@pytest.mark.parametrize("kind", [IgnoresTheCondition, OverwritesAndComplains, LooksThenWrites])
+def test_a_store_that_does_not_keep_the_first_is_refused(kind):
+    store = MemoryStore()
+    with pytest.raises(UnsupportedError, match=r"both believe that they committed.*assume_single_writer"):
+        probe(kind(store), ids=SystemIds())
+    assert list(store.list("")) == []
+
+
+def test_a_store_that_denies_what_is_absent_is_refused():
+    with pytest.raises(UnsupportedError, match=r"could be overlooked.*s3:ListBucket"):
+        probe(DeniesWhatIsAbsent(MemoryStore()), ids=SystemIds())
+
+
+def test_lost_replies_do_not_make_a_store_unfit():
+    probe(LosesReplies(MemoryStore()), ids=SystemIds())
+
+
+def test_an_unreachable_store_is_not_called_unfit():
+    with pytest.raises(UnavailableError):
+        probe(Unreachable(MemoryStore()), ids=SystemIds())

@@ -1,0 +1,6 @@
+"""The samples beside these tests are imported by their plain name."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
