@@ -88,7 +88,8 @@ def _describe(described: dict[str, TensorStorageMetadata | BytesStorageMetadata]
     if known is None:
         properties = TensorProperties(dtype=tensors.dtype_of(tensor.dtype, key=tensor.name))
         known = described[tensor.name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), [])
-    assert isinstance(known, TensorStorageMetadata)  # noqa: S101  (a part holds one dtype per name)
+    if not isinstance(known, TensorStorageMetadata):
+        raise IntegrityError(f"{tensor.name} is a tensor here and a value there.", hint="Run `ckptstore verify URL`.")
     known.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.lengths)))
 
 

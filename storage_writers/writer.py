@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import os
 import platform
 import threading
@@ -42,13 +43,12 @@ _AGREED = ("the checkpoint's name", "the global step", "the world size", "the ru
 
 @dataclass
 class _Save:
-    """One save on one rank, from the agreement of the ranks on."""
+    """One save on one rank, from the agreement of the ranks on. DCP runs it from begin to end on one thread."""
 
     save_id: str
     name: str
     description: Description
     peers: ranks.Peers
-    thread: int
     set_up: bool = False
     attempt: Attempt | None = None
 
@@ -109,7 +109,7 @@ class CkptStoreWriter(StorageWriter):
         self._carried: tuple[str, Incarnation] | None = None
         self._described: tuple[Description, int] | None = None
         self._handed: Description | None = None
-        self._save: _Save | None = None
+        self._here = threading.local()
         self.committed: Committed | None = None
         """The newest commit of this writer; on the coordinator only."""
         self.outstanding: Any = None
@@ -163,7 +163,7 @@ class CkptStoreWriter(StorageWriter):
 
         If killed: perhaps `run.json`, which says nothing but that the run exists.
         """
-        self._save = None
+        self._here.save = None
         description = self._take_description()
         peers = ranks.peers_of(self._group, one_rank=self._allow_one_rank)
         said: tuple[str, Description] | None = None
@@ -181,7 +181,7 @@ class CkptStoreWriter(StorageWriter):
 
         save_id = agreement.agree(peers, mine, judge, seconds=self._seconds, root_first=True)
         assert said is not None  # noqa: S101  (all ranks agree, so this one has spoken)
-        self._save = _Save(save_id, *said, peers, threading.get_ident())
+        self._here.save = _Save(save_id, *said, peers)
 
     def _take_description(self) -> Description:
         if self._handed is not None:
@@ -213,10 +213,10 @@ class CkptStoreWriter(StorageWriter):
             raise UnsupportedError(
                 "use_collectives=False makes every rank commit a checkpoint of its own.", hint="Leave it out."
             )
-        if self._save is None or self._save.set_up or self._is_stale(self._save):
-            self.reset(None)
         save = self._save
-        assert save is not None  # noqa: S101  (reset made it)
+        if save is None or save.set_up or self._is_stale():
+            self.reset(None)
+            save, _ = self._begun()
         rank = kwargs.get("rank", 0)
         if rank != save.peers.rank or is_coordinator != (rank == 0):
             raise InvalidInputError(
@@ -226,9 +226,14 @@ class CkptStoreWriter(StorageWriter):
             )
         save.set_up = True
 
-    def _is_stale(self, save: _Save) -> bool:
-        """Say whether `save` never got further and another has been described on its thread since."""
-        return self._described is not None and self._described[1] == save.thread
+    def _is_stale(self) -> bool:
+        """Say whether this thread described another save after `reset`: the one that `reset` began never came here."""
+        return self._described is not None and self._described[1] == threading.get_ident()
+
+    @property
+    def _save(self) -> _Save | None:
+        save: _Save | None = getattr(self._here, "save", None)
+        return save
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that every tensor of this rank can be stored.
@@ -274,9 +279,9 @@ class CkptStoreWriter(StorageWriter):
         ]
 
     def _begun(self) -> tuple[_Save, RunLog]:
-        if self._save is None or self._log is None:
+        if (save := self._save) is None or self._log is None:
             raise InvalidInputError("No save has begun.", hint="Call dcp.save with this writer.")
-        return self._save, self._log
+        return save, self._log
 
     def _incarnation(self, log: RunLog) -> Incarnation:
         assert log.run is not None  # noqa: S101  (rank 0 has created it)
@@ -373,8 +378,9 @@ class CkptStoreWriter(StorageWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry the incarnation, and nothing live."""
-        left = dict.fromkeys(("_group", "_save", "_log", "outstanding", "_described"))
+        left = dict.fromkeys(("_group", "_log", "outstanding", "_described"))
         state = self.__dict__ | left | {"_observer": silent}
+        del state["_here"]
         if self._log is not None and self._log.run is not None:
             state["_carried"] = (self._log.run, self._incarnation(self._log))
         if isinstance(self._url, str | os.PathLike):
@@ -383,6 +389,7 @@ class CkptStoreWriter(StorageWriter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._here = threading.local()
         if "_store" not in state:
             self._store = open_root(self._url, storage_options=self._storage_options, transfer=self._transfer)
 
@@ -399,4 +406,7 @@ def _received(results: Sequence[Sequence[WriteResult]]) -> list[StoredShard]:
 
 
 def _software() -> dict[str, str]:
-    return {"python": platform.python_version(), "torch": torch.__version__}
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run from a checkout
+        found["ckptstore"] = importlib.metadata.version("ckptstore")
+    return found

@@ -24,11 +24,12 @@ def model():
 
 
 def test_missing_keys_are_all_listed_and_the_target_stays_whole(url):
-    saved(url, {"model": {"w": torch.ones(2)}})
+    saved(url, {"model": {"w": torch.ones(2), "old": torch.ones(1)}})
     target = {"model": {"w": torch.zeros(2), "new": torch.zeros(1), "newer": {1, 2}}}
     with pytest.raises(IncompatibleStateError) as caught:
         sw.load(target, storage_reader=sw.CkptStoreReader(url))
     assert caught.value.facts["missing"] == ["model.new", "model.newer"]
+    assert caught.value.facts["unexpected"] == ["model.old"]
     assert same(target, {"model": {"w": torch.zeros(2), "new": torch.zeros(1), "newer": {1, 2}}})
 
 
