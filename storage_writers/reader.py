@@ -276,7 +276,7 @@ class CkptStoreReader(StorageReader):
         name, seq = self._chosen.commit.checkpoint_id, self._chosen.seq
         missing = tuple(getattr(planner, "missing", ()))
         if self._run is not None:
-            incarnations.note_loaded(self._run, seq)
+            incarnations.note_loaded(self._store.url, self._run, seq)
         self.report = LoadReport(name, seq, ticket.skipped, missing, reads.casts, fetched)
         tell(self._observer, Loaded(name, seq, fetched, seconds))
 

@@ -24,7 +24,7 @@ from ckptstore.clock import IdSource, SystemIds
 from ckptstore.errors import CommitUnknownError, InvalidInputError, UnsupportedError
 from ckptstore.events import Observer, ShardStored, UploadBegan, silent, tell
 from ckptstore.format.layout import encode_name
-from ckptstore.format.shard import Shard, StoredItem, StoredShard, lay_out
+from ckptstore.format.shard import lay_out
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import LogOptions, TransferOptions
 from ckptstore.protocol.attempt import Attempt, Description, begin
@@ -34,7 +34,7 @@ from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from ckptstore.transfer.upload import upload_shard
 from storage_writers import agreement, incarnations, ranks
-from storage_writers.metadata import check_written, encode_planner
+from storage_writers.metadata import check_written, encode_planner, received
 from storage_writers.planning import Contents, Ticket, check_caching, check_items, name_and_step
 from storage_writers.reader import open_root
 
@@ -50,7 +50,7 @@ class _Save:
     description: Description
     peers: ranks.Peers
     set_up: bool = False
-    attempt: Attempt | None = None
+    begun: tuple[Incarnation, Attempt] | None = None
 
 
 class CkptStoreWriter(StorageWriter):
@@ -106,7 +106,6 @@ class CkptStoreWriter(StorageWriter):
         self._ids: IdSource = SystemIds()
         self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
         self._log: RunLog | None = None
-        self._carried: tuple[str, Incarnation] | None = None
         self._described: tuple[Description, int] | None = None
         self._handed: Description | None = None
         self._here = threading.local()
@@ -265,16 +264,18 @@ class CkptStoreWriter(StorageWriter):
             raise InvalidInputError("The state is empty on all ranks.", hint="Pass the state to save.")
         for plan in plans:
             encode_planner(plan.planner_data)
-        save.attempt = begin(
+        incarnation = incarnations.reign_at(self._store.url, log.run, job=self._job).incarnation
+        attempt = begin(
             log,
-            self._incarnation(log),
+            incarnation,
             checkpoint_id=save.name,
             world_size=len(plans),
             description=save.description,
             takeover=self._takeover,
         )
+        save.begun = incarnation, attempt
         return [
-            dataclasses.replace(plan, storage_data=Ticket(save.save_id, rank, save.attempt))
+            dataclasses.replace(plan, storage_data=Ticket(save.save_id, rank, attempt))
             for rank, plan in enumerate(plans)
         ]
 
@@ -282,12 +283,6 @@ class CkptStoreWriter(StorageWriter):
         if (save := self._save) is None or self._log is None:
             raise InvalidInputError("No save has begun.", hint="Call dcp.save with this writer.")
         return save, self._log
-
-    def _incarnation(self, log: RunLog) -> Incarnation:
-        assert log.run is not None  # noqa: S101  (rank 0 has created it)
-        if self._carried is not None and self._carried[0] == log.run:
-            incarnations.adopt(*self._carried)
-        return incarnations.incarnation_of(log.run, job=self._job)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Stream this rank's shard. No rank sends a byte before the values of all ranks have been checked.
@@ -349,14 +344,13 @@ class CkptStoreWriter(StorageWriter):
         If killed: data under a private prefix, and the commit stands in the log or not.
         """
         save, log = self._begun()
-        assert save.attempt is not None  # noqa: S101  (prepare_global_plan ran here)
-        shards = _received(results)
+        assert save.begun is not None  # noqa: S101  (prepare_global_plan ran here)
+        shards = received(results)
         check_written(metadata, shards)
         try:
             self.committed = commit(
                 log,
-                self._incarnation(log),
-                save.attempt,
+                *save.begun,
                 shards,
                 planner=encode_planner(metadata.planner_data),
                 software=_software(),
@@ -381,28 +375,19 @@ class CkptStoreWriter(StorageWriter):
         left = dict.fromkeys(("_group", "_log", "outstanding", "_described"))
         state = self.__dict__ | left | {"_observer": silent}
         del state["_here"]
-        if self._log is not None and self._log.run is not None:
-            state["_carried"] = (self._log.run, self._incarnation(self._log))
+        run = self._log.run if self._log is not None else None
+        state["_reign"] = incarnations.reign_at(self._store.url, run, job=self._job)
         if isinstance(self._url, str | os.PathLike):
             del state["_store"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        reign = state.pop("_reign")
         self.__dict__.update(state)
         self._here = threading.local()
         if "_store" not in state:
             self._store = open_root(self._url, storage_options=self._storage_options, transfer=self._transfer)
-
-
-def _received(results: Sequence[Sequence[WriteResult]]) -> list[StoredShard]:
-    """Return the shards that the ranks' results describe."""
-    shards = []
-    for of_rank in results:
-        if of_rank:
-            shard: Shard = of_rank[0].storage_data[0]
-            items: tuple[StoredItem, ...] = tuple(result.storage_data[1] for result in of_rank)
-            shards.append(StoredShard(shard, items))
-    return shards
+        incarnations.adopt(self._store.url, reign)
 
 
 def _software() -> dict[str, str]:

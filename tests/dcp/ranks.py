@@ -121,6 +121,7 @@ class Gang:
 
 def _serve(pipe: Connection) -> None:
     modules: dict[str, ModuleType] = {}
+    client = None  # kept: a new connection takes 5 s every now and then
     while True:
         try:
             rank, port, job, world_size, path, name, args = pipe.recv()
@@ -128,7 +129,8 @@ def _serve(pipe: Connection) -> None:
             return
         value, error = None, None
         try:
-            store = dist.PrefixStore(f"job{job}", dist.TCPStore("127.0.0.1", port, is_master=False))
+            client = client or dist.TCPStore("127.0.0.1", port, is_master=False)
+            store = dist.PrefixStore(f"job{job}", client)
             limit = dt.timedelta(seconds=60)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
             value = getattr(_module(modules, path), name)(*args)

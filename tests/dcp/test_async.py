@@ -11,10 +11,11 @@ import torch.distributed.checkpoint as dcp
 from states import same
 
 import storage_writers as sw
-from ckptstore.errors import StalledError, SupersededError, UnavailableError, UnsafePickleError
+from ckptstore.errors import FencedError, StalledError, SupersededError, UnavailableError, UnsafePickleError
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.protocol.log import RunLog
+from storage_writers import incarnations
 
 
 class Gated(ForwardingStore):
@@ -144,22 +145,35 @@ def test_new_writers_and_mixed_saves_of_one_process_never_fence_each_other(url):
     assert log.fold.term == 1
 
 
-def test_a_writer_that_was_pickled_carries_its_incarnation_and_nothing_live(url):
+def test_a_writer_that_was_pickled_before_its_first_save_carries_its_incarnation_and_nothing_live(url):
+    """As DCP's process-based async save does: neither the child nor the parent may fence the other (I15)."""
     writer = sw.CkptStoreWriter(url, observer=lambda _: None)
     writer.describe(global_step=4)
+    pickled = pickle.dumps(writer)
+    assert len(pickled) < 5000
+    parents = dict(incarnations._reigns)
+    incarnations._reigns.clear()  # what the child finds
+    child = pickle.loads(pickled)  # noqa: S301  (our own)
+    sw.save({"w": torch.ones(1)}, checkpoint_id="child", storage_writer=child)
+    incarnations._reigns.clear()
+    incarnations._reigns.update(parents)
     sw.save({"w": torch.ones(1)}, storage_writer=writer)
-    run, incarnation = pickle.loads(pickle.dumps(writer))._carried  # noqa: S301  (our own)
-    assert (run, incarnation.term) == (writer._log.run, 1)
-    assert len(pickle.dumps(writer)) < 5000
+    assert commits(url) == ["child", "step-4"]
+    assert RunLog.open(open_store(url)).fold.term == 1
 
 
-def test_after_a_new_incarnation_the_saves_of_the_old_one_are_fenced(url):
-    """A roll-back in a running process: what was under way is another lineage (I15)."""
-    old = sw.CkptStoreWriter(url)
-    sw.save({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=old)
-    sw.begin_incarnation(old._log.run)
+def test_a_new_incarnation_fences_the_saves_of_the_old_one(url):
+    """A roll-back in a running process: what is under way is another lineage (I15)."""
+    store = Gated(url)
+    under_way = sw.async_save({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(store))
+    while not list(store.list("log/")):
+        time.sleep(0.01)
+    sw.begin_incarnation(url)
     sw.save({"w": torch.ones(1)}, checkpoint_id="b", storage_writer=sw.CkptStoreWriter(url))
-    assert RunLog.open(open_store(url)).fold.term == 2
+    store.gate.set()
+    assert isinstance(under_way.exception(30), FencedError)
+    sw.save({"w": torch.ones(1)}, checkpoint_id="c", storage_writer=sw.CkptStoreWriter(url))
+    assert commits(url) == ["b", "c"]
 
 
 def train_with_async_saves(url):
