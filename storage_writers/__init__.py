@@ -1,1 +1,27 @@
-"""Placeholder."""
+"""DCP's storage writer and reader for checkpoints that are whole or absent, and DCP's own calls with our errors.
+
+```python
+import storage_writers as sw
+
+writer = sw.CkptStoreWriter("s3://bucket/runs/llama-7b")
+sw.save(state, checkpoint_id="step-12000", storage_writer=writer)
+sw.load(state, storage_reader=sw.CkptStoreReader("s3://bucket/runs/llama-7b"))
+```
+"""
+
+from storage_writers.calls import async_save, cause, load, save, wait
+from storage_writers.incarnations import begin_incarnation
+from storage_writers.reader import CkptStoreReader, LoadReport
+from storage_writers.writer import CkptStoreWriter
+
+__all__ = [
+    "CkptStoreReader",
+    "CkptStoreWriter",
+    "LoadReport",
+    "async_save",
+    "begin_incarnation",
+    "cause",
+    "load",
+    "save",
+    "wait",
+]

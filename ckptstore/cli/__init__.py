@@ -12,10 +12,11 @@ def main() -> None:
     try:
         from ckptstore.cli.app import app  # noqa: PLC0415  (typer comes with an extra; its absence is told)
     except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
+        missing = (error.name or "").split(".")[0]
+        if missing not in NEEDED:
             raise
         sys.stderr.write(
-            f"error: The command line needs {error.name}, which is not installed.\n"
+            f"error: The command line needs {missing}, which is not installed.\n"
             "hint: Install it: pip install 'ckptstore[cli]'\n"
         )
         sys.exit(2)

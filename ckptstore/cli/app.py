@@ -28,18 +28,18 @@ class Door(TyperGroup):
     def main(
         self,
         args: Sequence[str] | None = None,
-        prog_name: str | None = None,
+        prog_name: str | None = None,  # noqa: ARG002  (typer's signature; `python -m` has a longer name)
         complete_var: str | None = None,
-        standalone_mode: bool = True,  # noqa: FBT001, FBT002  (typer's signature)
+        standalone_mode: bool = True,  # noqa: FBT001, FBT002  (the same)
         windows_expand_args: bool = True,  # noqa: ARG002, FBT001, FBT002  (the same; a name is taken literally)
         **extra: Any,
     ) -> Any:
         """Run one command and exit with its code, or return it where that is asked for."""
-        given = list(sys.argv[1:] if args is None else args)
+        given = list(sys.argv[1:] if args is None else args) or ["--help"]
         options = given[: given.index("--")] if "--" in given else given
         code, error = Exit.FINE, None
         try:
-            answer = super().main(given, prog_name or "ckptstore", complete_var, standalone_mode=False, **extra)
+            answer = super().main(given, "ckptstore", complete_var, standalone_mode=False, **extra)
             code = Exit.FINE if answer is None else answer
         except CkptStoreError as ours:
             code, error = exit_for(ours), error_document(ours)
@@ -91,7 +91,6 @@ def _internal_document(fault: Exception) -> Document:
 app = typer.Typer(
     cls=Door,
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

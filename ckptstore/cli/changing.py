@@ -34,10 +34,10 @@ def rollback(
     single_writer: SingleWriter = False,
     as_json: AsJson = False,
 ) -> int:
-    """Make a checkpoint the latest: what was committed after it is set aside, and nothing is deleted.
+    """Make a checkpoint the latest again.
 
-    It is written down, so that no later crash undoes it. Stop the training job first: what it goes on to save becomes
-    the latest again.
+    What was committed after it is set aside, and nothing is deleted. It is written down, so that no later crash undoes
+    it. Stop the training job first: what it goes on to save becomes the latest again.
     """
     store = _opened(url, single_writer=single_writer)
     target = store.get(name)
@@ -69,7 +69,10 @@ def pin(
     single_writer: SingleWriter = False,
     as_json: AsJson = False,
 ) -> int:
-    """Keep a checkpoint from being retired for as long as this holder holds it."""
+    """Keep a checkpoint from being retired.
+
+    It is kept until this holder lets go of it with `unpin`.
+    """
     store = _opened(url, single_writer=single_writer)
     target = store.get(name)
     changed = store.pin(target, holder=holder, reason=reason)

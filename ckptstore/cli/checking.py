@@ -25,7 +25,9 @@ def verify(
     everything: Annotated[bool, typer.Option("--all", help="Verify every kept checkpoint, set aside or not.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Verify the log and a checkpoint; exit with 1 if not all is well. It reads and judges, and changes nothing.
+    """Verify the log and a checkpoint.
+
+    It reads and judges, and changes nothing; it exits with 1 if not all is well.
 
     Each level includes those before it. chain: the records parse and link. exists: every object is there with its
     size. etag: the store itself calls the bytes the same (where it does not, that is no proof of damage). full: BLAKE3

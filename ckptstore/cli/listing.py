@@ -28,7 +28,7 @@ from ckptstore.units import format_bytes
 
 DEAD, IN_PROGRESS = "dead", "in progress"
 WHY = {
-    IN_PROGRESS: "its commit may still come; or its job died, and the next job's claim will say so",
+    IN_PROGRESS: "its commit may still come, or its job died: the next claim will say",
     DEAD: "it can never commit: a newer job claimed the run, or a later attempt committed",
 }
 
@@ -41,7 +41,10 @@ def ls(
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """List what is committed, newest first. With --json everything is in the document, always."""
+    """List what is committed, newest first.
+
+    With --json everything is in the document, always.
+    """
     store = CheckpointStore.open(url)
     attempts = store.uncommitted()  # first, so that nothing is missing in both lists if it commits in between
     checkpoints = store.checkpoints(include_set_aside=True)
@@ -71,7 +74,10 @@ def ls(
 
 
 def latest(url: Url, *, as_json: AsJson = False) -> int:
-    """Print the newest selectable checkpoint as NAME@SEQ: the newest commit, not the highest step."""
+    """Print the newest checkpoint as NAME@SEQ.
+
+    It is the newest commit that is not set aside, whatever its step.
+    """
     store = CheckpointStore.open(url)
     found = store.latest()
     document = {**run_document(store), "checkpoint": None if found is None else checkpoint_document(found)}
@@ -87,7 +93,10 @@ def latest(url: Url, *, as_json: AsJson = False) -> int:
 
 
 def log(url: Url, *, as_json: AsJson = False) -> int:
-    """Print every record of the log, in order; of a damaged log those before the damage, then the error."""
+    """Print every record of the log, in order.
+
+    Of a damaged log, those before the damage and then the error.
+    """
     document: Document = {"url": None, "run": None, "lost_tail": None}
     entries: list[Entry] = []
     error: CkptStoreError | None = None

@@ -23,7 +23,10 @@ def show(
     keys: Annotated[bool, typer.Option("--keys", help="List every key with its dtype, shape and bytes.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Print all that the commit of a checkpoint says. Nothing of its data is read but, for --keys, its manifest."""
+    """Print all that the commit of a checkpoint says.
+
+    Nothing of its data is read but, for --keys, its manifest.
+    """
     store = CheckpointStore.open(url)
     checkpoint = chosen(store, name)
     document = {**run_document(store), "checkpoint": details_document(checkpoint)}
@@ -51,7 +54,10 @@ def tree(
     depth: Annotated[int, typer.Option(min=1, help="How many levels of names are told apart.")] = DEPTH,
     as_json: AsJson = False,
 ) -> int:
-    """Print the components of a checkpoint: its keys by the dots in their names, with their number and bytes."""
+    """Print the components of a checkpoint.
+
+    They are its keys by the dots in their names, with their number and bytes.
+    """
     store = CheckpointStore.open(url)
     checkpoint = chosen(store, name)
     root: Document = _node(f"{checkpoint.checkpoint_id}@{checkpoint.seq}")

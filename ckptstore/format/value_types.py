@@ -176,6 +176,6 @@ def _to_array(fields: dict[str, Any]) -> Any:
         dtype = np.dtype(name)
     else:
         raise ValueError(f"{name!r} is no element type")
-    if len(data) != math.prod(shape) * dtype.itemsize or min(shape, default=0) < 0:
+    if len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{len(data)} bytes are not {shape} elements of {name}")
     return np.ndarray(shape, dtype, buffer=bytearray(data)).copy()

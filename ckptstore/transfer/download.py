@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
@@ -137,7 +138,7 @@ def expect(shard: Shard, what: str, found: object, expected: object) -> None:
             f"The {what} of {shard.path} is {found}, recorded was {expected}.",
             hint="Run `ckptstore verify URL --level full` and load an older checkpoint.",
             key=shard.path,
-            rank=shard.rank,
+            shard_rank=shard.rank,
             what=what,
             found=found,
             expected=expected,
@@ -162,15 +163,9 @@ def fetch_verified(store: ObjectStore, span: Span, table: bytes) -> memoryview:
 
 
 def write_out(span: Span, data: memoryview) -> None:
-    """Lay the verified bytes of a span into what wants them, leaves that follow each other at once."""
-    runs: list[list[Leaf]] = []
-    for leaf in span.leaves:
-        last = runs[-1][-1] if runs else None
-        if last is not None and last.wanted is leaf.wanted and last.number + 1 == leaf.number:
-            runs[-1].append(leaf)
-        else:
-            runs.append([leaf])
-    for run in runs:
+    """Lay the verified bytes of a span into what wants them, all leaves of an item at once."""
+    for _, leaves in groupby(span.leaves, key=lambda leaf: leaf.wanted.item.first_leaf):
+        run = list(leaves)
         wanted, offset = run[0].wanted, run[0].start - span.start
         nbytes = run[-1].start + run[-1].nbytes - run[0].start
         elements = np.frombuffer(data[offset : offset + nbytes], np.uint8).reshape(-1, wanted.itemsize)
@@ -189,7 +184,7 @@ def _damaged(shard: Shard, leaf: Leaf, found: bytes, expected: bytes) -> Integri
         tensor=chunk.tensor.name,
         offsets=list(chunk.offsets),
         key=shard.path,
-        rank=shard.rank,
+        shard_rank=shard.rank,
         leaf=leaf.number,
         start=leaf.start,
         nbytes=leaf.nbytes,

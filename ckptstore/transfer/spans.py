@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from ckptstore.errors import InvalidInputError
 from ckptstore.format.dtypes import dtype_named
-from ckptstore.format.shard import Shard, StoredItem
+from ckptstore.format.shard import MIN_LEAF_BYTES, Shard, StoredItem
 from ckptstore.transfer.boxes import Array, as_elements, touched_leaves
-from ckptstore.units import KIB
 
-MAX_GAP_BYTES = 16 * KIB
+MAX_GAP_BYTES = MIN_LEAF_BYTES // 4
 """Unneeded bytes between two needed leaves that are fetched rather than paid for with another request.
 
-Smaller than any leaf but an item's last, so that it only ever passes over small items.
+Smaller than any leaf but an item's last: it passes over small items, and the leaves of one item in a span always follow
+each other.
 """
 
 

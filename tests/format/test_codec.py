@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import math
+import tracemalloc
 import zlib
 
 import pytest
@@ -57,6 +58,7 @@ def example():
                 chunk("model.w", "float64", (8, 150_000), (2 * rank, 0), (2, 150_000)),
                 chunk("model.b", "float32", ()),
                 chunk("empty", "float32", (0, 3)),
+                chunk("void", "float32", (0, 3)),
                 value("step", 7, "ckptstore.json/1"),
                 value(f"ranks/{rank}", 3, pickled=True),
             ],
@@ -78,14 +80,14 @@ def test_a_part_is_spelled_one_way_only_and_any_gzip_reads_it():
     text = gzip.decompress(body)
     assert len(text) == inflated
     value = json.loads(text)
-    assert [row[0] for row in value["tensors"]] == ["model.w", "model.b", "empty", "step"] + [
+    assert [row[0] for row in value["tensors"]] == ["model.w", "model.b", "empty", "void", "step"] + [
         f"ranks/{n}" for n in range(4)
     ]
     assert value["shards"][0]["summary"] == {
-        "items": 5,
+        "items": 6,
         "bytes": 2 * 150_000 * 8 + 4 + 7 + 3,
-        "dtypes": {"float64": 1, "float32": 2, "bytes": 2},
-        "components": {"model": 2, "empty": 1, "step": 1, "ranks/0": 1},
+        "dtypes": {"float64": 1, "float32": 3, "bytes": 2},
+        "components": {"model": 2, "empty": 1, "void": 1, "step": 1, "ranks/0": 1},
     }
 
 
@@ -135,6 +137,14 @@ def setting(path, new):
 
 
 SHARD = ("shards", 1)
+
+
+def twice(value):
+    shard = value["shards"][1]
+    shard["tensor"][3] = shard["tensor"][2]
+    shard["summary"]["components"] = {"model": 2, "empty": 2, "step": 1, "ranks/1": 1}
+
+
 CHANGES = {
     "no object": lambda _: [1],
     "another kind": setting(["kind"], "root"),
@@ -160,9 +170,10 @@ CHANGES = {
     "another size": setting([*SHARD, "size"], lambda old: old + 1),
     "a size of 2^63": setting([*SHARD, "size"], BIG),
     "another header length": setting([*SHARD, "header_bytes"], lambda old: old + 8),
-    "a tensor index out of the table": setting([*SHARD, "tensor", 0], 8),
+    "a tensor index out of the table": setting([*SHARD, "tensor", 0], 9),
+    "a shape of 2^63": setting(["tensors", 2, 2, 0], BIG),
     "another tensor": setting([*SHARD, "tensor", 0], 1),
-    "an item twice": setting([*SHARD, "tensor", 2], 1),
+    "an item twice": twice,
     "a negative index": setting([*SHARD, "tensor", 0], -1),
     "an offset outside of the tensor": setting([*SHARD, "offsets", 0], 7),
     "a negative offset": setting([*SHARD, "offsets", 0], -1),
@@ -245,8 +256,13 @@ def test_what_is_no_gzip_of_strict_json_is_refused(body):
 
 def test_a_bomb_is_never_inflated_beyond_what_was_recorded():
     bomb = gzip.compress(bytes(200_000_000))
-    with pytest.raises(IntegrityError, match="does not hold the recorded 1000 bytes"):
-        decode_part(bomb, ref_of(bomb, 1000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(IntegrityError, match="does not hold the recorded 1000 bytes"):
+            decode_part(bomb, ref_of(bomb, 1000))
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

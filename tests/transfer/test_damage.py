@@ -104,7 +104,7 @@ def test_a_flip_names_the_tensor_the_object_the_leaf_and_both_hashes(store):
     with pytest.raises(IntegrityError) as caught:
         read_boxes(store, [read], options=SMALL_FETCHES)
     facts = caught.value.facts
-    assert (facts["tensor"], facts["key"], facts["leaf"], facts["rank"]) == ("model.w", "shard", 3, 0)
+    assert (facts["tensor"], facts["key"], facts["leaf"], facts["shard_rank"]) == ("model.w", "shard", 3, 0)
     assert (facts["start"], facts["nbytes"]) == (stored.items[0].position + 3 * 65536, 65536)
     leaf = store.get_range("shard", start=facts["start"], length=65536)
     assert (facts["expected"], facts["found"]) == (expected, hexdigest(leaf))
@@ -172,6 +172,12 @@ def test_a_header_with_a_wrong_length_is_refused_although_its_hash_is_right(stor
     changed = StoredShard(dataclasses.replace(old, header_blake3=hexdigest(header), root=root), stored.items)
     with pytest.raises(IntegrityError, match="header's length"):
         verify_shard(store, changed, options=OPTIONS)
+
+
+def test_a_root_that_does_not_bind_header_and_leaf_table_is_refused(store, stored):
+    changed = dataclasses.replace(stored.shard, root="0" * 64)
+    with pytest.raises(IntegrityError, match="The root of shard"):
+        check_shard(store, changed)
 
 
 def test_verification_reads_every_byte_once(store, stored):

@@ -166,6 +166,19 @@ def test_small_items_that_are_not_wanted_are_passed_over_in_one_request():
         np.testing.assert_array_equal(read.out, body)
 
 
+def test_what_is_large_and_not_wanted_is_not_fetched():
+    chunks, store = (
+        [whole(name, "uint8", (20 * KIB,)) for name in "abc"] + [whole("d", "uint8", (MIB,))],
+        CountingStore(),
+    )
+    stored = upload(store, chunks, [random_bytes(chunk) for chunk in chunks])
+    a, _, c, d = (item.position for item in stored.items)
+    reads = [read_of(stored, "a"), read_of(stored, "c"), read_of(stored, "d", (100 * KIB,), (1,))]
+    read_boxes(store, reads, options=TransferOptions())
+    spans = sorted((start, length) for _, start, length in store.ranges[1:])
+    assert spans == [(a, 20 * KIB), (c, 20 * KIB), (d + 64 * KIB, 64 * KIB)]
+
+
 def test_nothing_is_fetched_for_boxes_that_are_empty():
     chunk, store = whole("w", "uint8", (10, 10)), CountingStore()
     stored = upload(store, [chunk, whole("none", "float32", (0, 4))], [random_bytes(chunk), b""])
@@ -217,6 +230,26 @@ def test_the_first_error_stops_the_others_and_says_what_was_written():
     assert caught.value.facts["written_count"] == len(caught.value.facts["written"]) <= 4
     assert len(store.ranges) < 10
     assert threading.active_count() == before
+
+
+class Killed(BaseException):
+    """No handler for errors sees it."""
+
+
+def test_what_is_no_error_stops_the_read_as_well():
+    class DyingStore(CountingStore):
+        def get_range(self, key, *, start, length):
+            data = super().get_range(key, start=start, length=length)
+            if len(self.ranges) == 3:
+                raise Killed
+            return data
+
+    chunk, store, before = whole("w", "uint8", (8 * MIB,)), DyingStore(), threading.active_count()
+    stored = upload(store, [chunk], [random_bytes(chunk)])
+    with pytest.raises(Killed):
+        read_boxes(store, [read_of(stored, "w")], options=SMALL_FETCHES)
+    assert threading.active_count() == before
+    assert len(store.ranges) < 8
 
 
 def test_a_shard_that_is_gone_is_not_found():

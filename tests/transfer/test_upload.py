@@ -1,5 +1,6 @@
 """A shard streams out, is hashed on the way, and is published whole or not at all."""
 
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -69,6 +70,7 @@ def test_pieces_are_asked_for_one_at_a_time_and_may_be_reused():
         ([[b"1234"], [b"12", b"3"]], "'b' was planned with 4 bytes and gave 3"),
         ([[b"1234"], [b"12", b"345"]], "'b' was planned with 4 bytes and gave more"),
         ([[b"1234"], []], "'b' was planned with 4 bytes and gave 0"),
+        ([[b"1234"], itertools.repeat(b"x")], "'b' was planned with 4 bytes and gave more"),
         ([[b"1234"]], "bodies are fewer"),
         ([[b"1234"], [b"1234"], []], "Bodies are more"),
     ],

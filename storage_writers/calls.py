@@ -1,0 +1,215 @@
+"""DCP's own calls, with our errors unwrapped."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from typing import Any, cast
+
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
+
+from ckptstore.errors import CkptStoreError, StalledError
+from storage_writers.agreement import at_rank, gravest
+from storage_writers.planners import StrictLoadPlanner
+from storage_writers.reader import CkptStoreReader
+from storage_writers.writer import CkptStoreWriter
+
+OUTSTANDING_SECONDS = 1800.0
+"""How long an async save waits for the one before."""
+
+
+def save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_writer: CkptStoreWriter,
+    planner: SavePlanner | None = None,
+    process_group: ProcessGroup | None = None,
+    no_dist: bool = False,
+) -> Metadata:
+    """Save as `dcp.save` does, after the writer's outstanding async save, if there is one.
+
+    Raises:
+        StalledError: The async save before has not ended.
+        CkptStoreError: The gravest of ours; its `rank` stands in the facts.
+        CheckpointException: Only others failed.
+
+    If killed: see `CkptStoreWriter.finish`.
+    """
+    wait(storage_writer)
+    try:
+        return cast(
+            "Metadata",
+            state_dict_saver.save(
+                state_dict,
+                checkpoint_id=checkpoint_id,
+                storage_writer=storage_writer,
+                planner=planner,
+                process_group=process_group,
+                no_dist=no_dist,
+            ),
+        )
+    except CheckpointException as failed:
+        ours = cause(failed)
+        if ours is None:
+            raise
+        raise ours from failed
+
+
+def load(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_reader: CkptStoreReader,
+    planner: LoadPlanner | None = None,
+    process_group: ProcessGroup | None = None,
+    no_dist: bool = False,
+) -> None:
+    """Load as `dcp.load` does, with a planner that leaves the target whole until everything is checked.
+
+    Raises:
+        CkptStoreError: The gravest of ours; its `rank` stands in the facts.
+        CheckpointException: Only others failed.
+    """
+    try:
+        state_dict_loader.load(
+            state_dict,
+            checkpoint_id=checkpoint_id,
+            storage_reader=storage_reader,
+            planner=planner or StrictLoadPlanner(allow_missing=storage_reader.allow_missing),
+            process_group=process_group,
+            no_dist=no_dist,
+        )
+    except CheckpointException as failed:
+        ours = cause(failed)
+        if ours is None:
+            raise
+        raise ours from failed
+
+
+def async_save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_writer: CkptStoreWriter,
+    planner: SavePlanner | None = None,
+    process_group: ProcessGroup | None = None,
+    wait_seconds: float = OUTSTANDING_SECONDS,
+) -> Future[Metadata]:
+    """Copy the state to host memory and save it in the background, on the writer's own process group.
+
+    One save of a writer is outstanding at a time: this call first waits for the one before. Collective, like `save`.
+
+    Args:
+        state_dict: Saved as it is at the time of the call.
+        checkpoint_id: The checkpoint's name.
+        storage_writer: Keeps the outstanding save.
+        planner: DCP's.
+        process_group: Of the background save; by default `storage_writer.process_group`. Never one that trains.
+        wait_seconds: How long the save before is waited for.
+
+    Returns:
+        A future whose `result()` and `exception()` give our error, unwrapped as by `save`.
+
+    Raises:
+        StalledError: The save before has not ended in time.
+        CkptStoreError: The save before failed, and nobody has asked its future yet.
+
+    If killed: see `CkptStoreWriter.finish`.
+    """
+    wait(storage_writer, seconds=wait_seconds)
+    group = process_group if process_group is not None else storage_writer.process_group
+    with storage_writer.handing_over():
+        inner = state_dict_saver.async_save(
+            state_dict,
+            checkpoint_id=checkpoint_id,
+            storage_writer=storage_writer,
+            planner=planner,
+            process_group=group,
+        )
+    outer = SaveFuture()
+    cast("Future[Metadata]", inner).add_done_callback(outer.follow)
+    storage_writer.outstanding = outer
+    return outer
+
+
+def wait(storage_writer: CkptStoreWriter, *, seconds: float = OUTSTANDING_SECONDS) -> None:
+    """Wait until the writer's async save, if one is outstanding, has ended on this rank.
+
+    Raises:
+        StalledError: It has not, within `seconds`.
+        CkptStoreError: It failed, and nobody has asked its future yet.
+    """
+    outstanding = storage_writer.outstanding
+    if outstanding is None:
+        return
+    told = outstanding.asked
+    try:
+        error = outstanding.exception(timeout=seconds)
+    except TimeoutError:
+        raise StalledError(
+            f"The async save before has not ended within {seconds:g} s.",
+            hint="Save less often, or look at what the store is doing.",
+        ) from None
+    storage_writer.outstanding = None
+    if error is not None and not told:
+        raise error
+
+
+class SaveFuture(Future[Metadata]):
+    """A save under way. It cannot be cancelled: the other ranks are saving too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+        """Whether somebody has been told how it ended."""
+        self.set_running_or_notify_cancel()
+
+    def follow(self, inner: Future[Metadata]) -> None:
+        """End as `inner` did."""
+        error = inner.exception()
+        if error is None:
+            self.set_result(inner.result())
+        else:
+            self.set_exception(_unwrapped(error))
+
+    def result(self, timeout: float | None = None) -> Metadata:
+        """Return DCP's metadata, or raise what went wrong."""
+        result = self.exception(timeout)
+        if result is not None:
+            raise result
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what went wrong, or None."""
+        error = super().exception(timeout)
+        self.asked = True
+        return error
+
+
+def cause(error: BaseException) -> CkptStoreError | None:
+    """Return our error in what DCP raised: the gravest, of the lowest rank; None if there is none of ours.
+
+    Fenced goes before an unknown commit, before damage, before the rest; a rank that did not come is last, because it
+    is often only the echo of what happened there. Its rank stands in the facts.
+    """
+    if isinstance(error, CkptStoreError):
+        return error
+    if not isinstance(error, CheckpointException):
+        return None
+    failures = sorted(error.failures.items())
+    ours = [at_rank(each, rank) for rank, (each, _) in failures if isinstance(each, CkptStoreError)]
+    return gravest(ours) if ours else None
+
+
+def _unwrapped(error: BaseException) -> BaseException:
+    """Return our error in `error`, raised from it; or `error`."""
+    ours = cause(error)
+    if ours is None or ours is error:
+        return error
+    ours.__cause__ = error
+    return ours

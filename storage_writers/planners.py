@@ -1,0 +1,121 @@
+"""The planner of `storage_writers.load`: DCP's default one, leaving the target whole until everything is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner_helpers import _init_state_dict
+
+from ckptstore.errors import IncompatibleStateError
+
+
+class StrictLoadPlanner(DefaultLoadPlanner):
+    """Refuses missing keys and other shapes, all of them at once, and writes values back under keys of any type.
+
+    DCP's default planner sets values that are no tensor, number or text to None before anything was checked, stops at
+    the first difference, and adds a value under `"1"` where the target has it under `1`.
+
+    Args:
+        allow_missing: Keys that the checkpoint lacks keep what they have; `missing` names them.
+    """
+
+    def __init__(self, *, allow_missing: bool = False) -> None:
+        super().__init__(allow_partial_load=allow_missing)
+        self.missing: tuple[str, ...] = ()
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,  # noqa: FBT001, FBT002  (DCP's signature)
+    ) -> None:
+        """Flatten the target without touching it; only tensors on the meta device get memory."""
+        _give_memory(state_dict)
+        super().set_up_planner(_containers(state_dict), metadata, is_coordinator)
+        self.original_state_dict = state_dict
+
+    def create_local_plan(self) -> LoadPlan:
+        """Return the plan, after comparing keys, kinds and shapes. `planner_data` holds the target's keys.
+
+        Raises:
+            IncompatibleStateError: They differ; all differences of this rank are listed.
+        """
+        assert self.metadata is not None  # noqa: S101  (DCP has called set_up_planner)
+        saved = self.metadata.state_dict_metadata
+        self.missing = tuple(key for key in self.state_dict if key not in saved)
+        unlike = [
+            [key, found, wanted]
+            for key, target in self.state_dict.items()
+            if key in saved and (found := _described(saved[key])) != (wanted := _described_target(target))
+        ]
+        if unlike or (self.missing and not self.allow_partial_load):
+            unexpected = [key for key in saved if key not in self.state_dict]
+            raise _unfit([] if self.allow_partial_load else list(self.missing), unlike, unexpected)
+        plan = create_default_local_load_plan(self.state_dict, self.metadata, strict=not self.allow_partial_load)
+        return dataclasses.replace(plan, planner_data=tuple(self.state_dict))
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put a value where the target has it."""
+        path = self.mappings[read_item.dest_index.fqn]
+        container: Any = self.original_state_dict
+        for part in path[:-1]:
+            container = container[_own_key(container, part)]
+        # What comes here was made again by the reader from a restricted result, or the user allowed pickle.
+        container[_own_key(container, path[-1])] = torch.load(value, weights_only=False)
+
+
+def _unfit(missing: list[str], unlike: list[list[str]], unexpected: list[str]) -> IncompatibleStateError:
+    said = [f"the checkpoint lacks {', '.join(missing[:8])}"] if missing else []
+    said += [f"{key} was saved as {found}, the target is {wanted}" for key, found, wanted in unlike[:8]]
+    said += [f"the target lacks {', '.join(unexpected[:8])}"] if unexpected else []
+    return IncompatibleStateError(
+        f"Target and checkpoint do not fit ({len(missing)} keys missing, {len(unlike)} unlike): {'; '.join(said)}.",
+        hint="Give the target the saved keys and shapes, or pass allow_missing=True to let keys keep their values.",
+        missing=missing[:200],
+        unlike=unlike[:200],
+        unexpected=unexpected[:200],
+        missing_count=len(missing),
+    )
+
+
+def _described(saved: TensorStorageMetadata | BytesStorageMetadata) -> str:
+    return "a value" if isinstance(saved, BytesStorageMetadata) else f"a tensor {list(saved.size)}"
+
+
+def _described_target(target: object) -> str:
+    return f"a tensor {list(target.shape)}" if isinstance(target, torch.Tensor) else "a value"
+
+
+def _own_key(container: Any, part: Any) -> Any:
+    """Return the key of `container` that DCP's path, which holds text, means."""
+    if not isinstance(container, Mapping) or part in container:
+        return part
+    return next((key for key in container if str(key) == part), part)
+
+
+def _containers(value: Any) -> Any:
+    """Return `value` with its dicts and lists copied and what is in them kept."""
+    if isinstance(value, Mapping):
+        return {key: _containers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_containers(inner) for inner in value]
+    return value
+
+
+def _give_memory(container: Any) -> None:
+    """Replace tensors on the meta device, which DCP allows in a target, by ones with memory."""
+    pairs = container.items() if isinstance(container, dict) else enumerate(container)
+    for key, value in list(pairs):
+        if isinstance(value, torch.Tensor) and value.device.type == "meta":
+            filled = {"tensor": value}
+            _init_state_dict(filled)
+            container[key] = filled["tensor"]
+        elif isinstance(value, dict | list):
+            _give_memory(value)

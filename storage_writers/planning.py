@@ -1,0 +1,153 @@
+"""From DCP's plans to chunks: what a rank will write, checked before the first byte leaves it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+
+from ckptstore.errors import InvalidInputError, UnsupportedError
+from ckptstore.format.shard import Chunk, TensorMeta
+from ckptstore.protocol.attempt import Attempt
+from storage_writers import pickles, tensors
+
+TORCH_SAVE = "torch.save"
+
+_STEP_NAME = re.compile(r"step[-_]([0-9]{1,15})")
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What the coordinator puts into every rank's plan: which save it is, and where this rank's shard goes."""
+
+    save_id: str
+    rank: int
+    attempt: Attempt
+
+
+def name_and_step(checkpoint_id: str | os.PathLike[str] | None, global_step: int | None) -> tuple[str, int | None]:
+    """Return a checkpoint's name and step: each may be left out if the other tells it.
+
+    Raises:
+        InvalidInputError: There is neither a name nor a step.
+    """
+    if checkpoint_id is None:
+        if global_step is None:
+            raise InvalidInputError(
+                "This save has no name.",
+                hint="Pass checkpoint_id='step-12000', or call writer.describe(global_step=12000) first.",
+            )
+        return f"step-{global_step}", global_step
+    name = os.fspath(checkpoint_id)
+    if global_step is None and (match := _STEP_NAME.fullmatch(name)):
+        global_step = int(match[1])
+    return name, global_step
+
+
+def check_items(items: Sequence[WriteItem]) -> None:
+    """Check that every tensor in a plan can be stored as bytes.
+
+    Raises:
+        UnsupportedError: A dtype or a layout cannot; key and dtype are named.
+    """
+    for item in items:
+        if item.tensor_data is None:
+            continue
+        properties, key = item.tensor_data.properties, item.index.fqn
+        tensors.dtype_name(properties.dtype, key=key)
+        if properties.layout is not torch.strided:
+            raise UnsupportedError(
+                f"{key} has the layout {properties.layout}; only dense tensors are stored.",
+                hint="Save it as dense, or its indices and values as tensors of their own.",
+                key=key,
+                layout=str(properties.layout),
+            )
+
+
+def check_caching(planner: SavePlanner, plan: SavePlan) -> None:
+    """Refuse planners that hand over the plan of an earlier save.
+
+    Raises:
+        UnsupportedError: Plan caching is on, or the plan is a reference to a cached one.
+    """
+    if getattr(planner, "_enable_plan_caching", False) or not plan.usable:
+        raise UnsupportedError(
+            "The planner caches plans: a later save would be written with an earlier save's plan.",
+            hint="Pass enable_plan_caching=False to the planner.",
+        )
+
+
+class Contents:
+    """One rank's items: their chunks now, their bytes when asked for.
+
+    Values that are not tensors are resolved here and kept, because their size must be known first; they are small.
+
+    Args:
+        plan: This rank's final plan.
+        planner: Resolves its items.
+        allow_pickle: Values that only unrestricted pickle can read are stored, and marked.
+
+    Raises:
+        UnsafePickleError: A value needs pickle and that is not allowed.
+        UnsupportedError: A value cannot be pickled at all.
+    """
+
+    def __init__(self, plan: SavePlan, planner: SavePlanner, *, allow_pickle: bool) -> None:
+        self._items = plan.items
+        self._planner = planner
+        self._bytes: dict[int, bytes] = {}
+        chunks = []
+        for index, item in enumerate(plan.items):
+            if item.type is WriteItemType.BYTE_IO:
+                chunks.append(self._bytes_chunk(index, item, allow_pickle=allow_pickle))
+            else:
+                chunks.append(_tensor_chunk(item))
+        self.chunks: tuple[Chunk, ...] = tuple(chunks)
+
+    def _bytes_chunk(self, index: int, item: WriteItem, *, allow_pickle: bool) -> Chunk:
+        key = item.index.fqn
+        data = pickles.saved_bytes(lambda: self._planner.resolve_data(item), key=key)
+        pickled = pickles.check(data, key=key, allow_pickle=allow_pickle)
+        self._bytes[index] = data
+        meta = TensorMeta(key, "bytes", (len(data),))
+        return Chunk(meta, (0,), (len(data),), len(data), codec=TORCH_SAVE, pickled=pickled)
+
+    def pieces(self, index: int) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of item `index`.
+
+        Raises:
+            InvalidInputError: The planner gave another dtype or shape than it had planned.
+        """
+        if index in self._bytes:
+            yield self._bytes[index]
+            return
+        item = self._items[index]
+        assert item.tensor_data is not None  # noqa: S101  (only bytes items have none)
+        tensor = self._planner.resolve_data(item)
+        planned = (item.tensor_data.properties.dtype, item.tensor_data.chunk.sizes)
+        if not isinstance(tensor, torch.Tensor) or (tensor.dtype, tensor.shape) != planned or tensor.is_meta:
+            found = (
+                f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+                if isinstance(tensor, torch.Tensor)
+                else tensor
+            )
+            raise InvalidInputError(
+                f"{item.index.fqn} was planned as {planned[0]} {list(planned[1])} and is now {found}.",
+                hint="The state must not change during a save, and must have memory.",
+                key=item.index.fqn,
+            )
+        yield from tensors.pieces(tensor)
+
+
+def _tensor_chunk(item: WriteItem) -> Chunk:
+    data = item.tensor_data
+    assert data is not None  # noqa: S101  (only bytes items have none)
+    dtype = data.properties.dtype
+    meta = TensorMeta(item.index.fqn, tensors.dtype_name(dtype, key=item.index.fqn), tuple(data.size))
+    lengths = tuple(data.chunk.sizes)
+    return Chunk(meta, tuple(data.chunk.offsets), lengths, math.prod(lengths) * dtype.itemsize)

@@ -1,0 +1,301 @@
+"""`CkptStoreReader`: DCP's storage reader over committed checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from ckptstore.clock import IdSource, SystemIds
+from ckptstore.errors import CkptStoreError, IncompatibleStateError, InvalidInputError, NotFoundError
+from ckptstore.events import Loaded, Observer, silent, tell
+from ckptstore.objectstore.port import ObjectStore
+from ckptstore.objectstore.urls import open_store
+from ckptstore.options import TransferOptions
+from ckptstore.protocol.catalog import Catalog
+from ckptstore.protocol.fold import Committed
+from ckptstore.protocol.log import RunLog
+from storage_writers import agreement, incarnations, ranks
+from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of
+from storage_writers.metadata import Contents, contents_of
+
+EMPTY = Metadata({})
+SCAN_SECONDS = 3600.0
+"""How long a rank is waited for that verifies all it needs before it loads."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a load did.
+
+    Args:
+        checkpoint_id: The name of what was loaded.
+        seq: Its position in the log.
+        skipped: Keys of the checkpoint that no rank's target has (only with `allow_unexpected`).
+        missing: Keys of this rank's target that the checkpoint lacks (only with `allow_missing`).
+        cast: Tensors of this rank that have another dtype than was saved (only with `allow_cast`).
+        bytes_fetched: By this rank, leaf tables included, headers and manifest excluded.
+    """
+
+    checkpoint_id: str
+    seq: int
+    skipped: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    cast: tuple[Cast, ...] = ()
+    bytes_fetched: int = 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What travels up in each rank's plan: which checkpoint it chose, and the keys of its target.
+
+    `all_keys` is False if only those are known that need bytes: DCP plans no read for a tensor without elements.
+    """
+
+    seq: int
+    blake3: str
+    keys: frozenset[str]
+    all_keys: bool
+
+
+@dataclass(frozen=True)
+class LoadTicket:
+    """What travels down: under which name the ranks agree, and what nobody asked for."""
+
+    load_id: str
+    rank: int
+    world_size: int
+    skipped: tuple[str, ...]
+
+
+class CkptStoreReader(StorageReader):
+    """Loads a committed checkpoint: the newest one, or the one that is asked for. Opening and loading write nothing.
+
+    Args:
+        url: Root of the run; or an open store.
+        checkpoint_id: Its name, or `name@seq`. DCP's own argument of this name goes before.
+        step: Its global step; of several the newest.
+        seq: Its position in the log.
+        only: Load nothing but these components or prefixes of keys, e.g. `("model",)`.
+        allow_missing: Keys that the checkpoint lacks keep their values (with `storage_writers.load`; DCP's own planner
+            has `allow_partial_load`).
+        allow_unexpected: Keys that no rank asks for are left out.
+        allow_cast: Tensors of another dtype are cast.
+        allow_pickle: Values that were saved with `allow_pickle=True` are unpickled, which runs what they say.
+        verify_first: Read everything twice, so that damage leaves the target untouched.
+        storage_options: Of the store's engine.
+        transfer: How bytes are moved.
+        agree_timeout_seconds: How long a rank that does not come is waited for.
+        observer: Hears of the load.
+
+    Raises:
+        InvalidInputError: An argument is outside of what is allowed.
+    """
+
+    def __init__(  # noqa: PLR0913  (a face takes written-out keywords)
+        self,
+        url: str | os.PathLike[str] | ObjectStore,
+        *,
+        checkpoint_id: str | None = None,
+        step: int | None = None,
+        seq: int | None = None,
+        only: Sequence[str] | None = None,
+        allow_missing: bool = False,
+        allow_unexpected: bool = False,
+        allow_cast: bool = False,
+        allow_pickle: bool = False,
+        verify_first: bool = False,
+        storage_options: Mapping[str, object] | None = None,
+        transfer: TransferOptions | None = None,
+        agree_timeout_seconds: float = 60.0,
+        observer: Observer = silent,
+    ) -> None:
+        if isinstance(only, str) or (only is not None and not only):
+            raise InvalidInputError(f"only={only!r} is no list of keys.", hint="Pass only=('model',), say.")
+        self._transfer = transfer or TransferOptions()
+        self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
+        self._name, self._step, self._seq = checkpoint_id, step, seq
+        self._only = None if only is None else tuple(only)
+        self.allow_missing = allow_missing
+        self._allow_unexpected, self._allow_cast, self._allow_pickle = allow_unexpected, allow_cast, allow_pickle
+        self._verify_first = verify_first
+        self._seconds = agree_timeout_seconds
+        self._observer = observer
+        self._ids: IdSource = SystemIds()
+        self._run: str | None = None
+        self._chosen: Committed | None = None
+        self._contents = Contents(EMPTY)
+        self._failure: Exception | None = None
+        self.report: LoadReport | None = None
+        """What the last load did; None before it ended well."""
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Take the name of the next checkpoint to load."""
+        if checkpoint_id is not None:
+            self._name, self._step, self._seq = os.fspath(checkpoint_id), None, None
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """Choose a checkpoint and return what it holds.
+
+        DCP turns an error of this call into an AssertionError without a cause, so it is kept and raised by the next
+        one. (No parameter may be called `kwargs`: DCP would call again, with `rank=`.)
+        """
+        self.report, self._failure, self._contents = None, None, Contents(EMPTY)
+        try:
+            log = RunLog.open(self._store, observer=self._observer)
+            self._run, catalog = log.run, Catalog(log)
+            self._chosen = self._choose(catalog)
+            parts = catalog.load_parts(self._store, self._chosen)
+            self._contents = contents_of(parts, only=self._only)
+        except Exception as error:  # noqa: BLE001  (raised by set_up_storage_reader)
+            self._failure = error
+        return self._contents.metadata
+
+    def _choose(self, catalog: Catalog) -> Committed:
+        if (self._name, self._step, self._seq) != (None, None, None):
+            return catalog.find(self._name, step=self._step, seq=self._seq)
+        newest = catalog.latest()
+        if newest is None:
+            raise NotFoundError(
+                f"Nothing is committed in {self._store.url}.", hint="Run `ckptstore ls URL`.", url=self._store.url
+            )
+        return newest
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002, FBT001  (DCP's signature; it looks for the name `kwargs`)
+        """Raise what `read_metadata` met.
+
+        Raises:
+            NotFoundError: There is no such checkpoint.
+            IntegrityError: The log or the manifest is damaged.
+        """
+        if kwargs.get("use_collectives") is False:
+            raise InvalidInputError(
+                "Loading without collectives is not supported.", hint="Leave use_collectives alone."
+            )
+        if self._failure is not None:
+            raise self._failure
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Add which checkpoint this rank chose, and what its target asks for."""
+        assert self._chosen is not None  # noqa: S101  (set_up_storage_reader has raised otherwise)
+        ours = isinstance(plan.planner_data, tuple)  # StrictLoadPlanner's
+        keys = plan.planner_data if ours else (item.storage_index.fqn for item in plan.items)
+        choice = Choice(self._chosen.seq, self._chosen.blake3, frozenset(keys), ours)
+        return dataclasses.replace(plan, storage_data=choice)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Refuse a mixture of checkpoints (I12), and keys that nobody asks for.
+
+        Raises:
+            DisagreementError: Ranks chose different checkpoints.
+            IncompatibleStateError: The checkpoint has keys that no rank's target has.
+        """
+        choices: list[Choice] = [plan.storage_data for plan in plans]
+        agreement.same(["the checkpoint they chose"], [[f"seq {c.seq}, {c.blake3[:16]}"] for c in choices])  # I12
+        skipped = self._unasked(choices)
+        load_id = self._ids.nonce()
+        return [
+            dataclasses.replace(plan, storage_data=LoadTicket(load_id, rank, len(plans), skipped))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def _unasked(self, choices: Sequence[Choice]) -> tuple[str, ...]:
+        """Return the keys that no rank asks for, refusing them unless that is allowed."""
+        held = self._contents.metadata.state_dict_metadata
+        asked = frozenset[str]().union(*(choice.keys for choice in choices))
+        if not all(choice.all_keys for choice in choices):
+            asked |= {key for key, it in held.items() if isinstance(it, TensorStorageMetadata) and 0 in it.size}
+        unasked = tuple(sorted(held.keys() - asked))
+        if unasked and not self._allow_unexpected:
+            raise IncompatibleStateError(
+                f"{len(unasked)} keys of the checkpoint are in no rank's target: {', '.join(unasked[:8])}.",
+                hint="Give the target these keys, load a part with only=(...), or pass allow_unexpected=True.",
+                unexpected=unasked[:200],
+                unexpected_count=len(unasked),
+                asked=sorted(asked)[:200],
+            )
+        return unasked
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Check everything that can be checked on all ranks, then fill the targets with verified bytes.
+
+        Raises:
+            IncompatibleStateError: Dtypes or shapes differ. No target was touched, on any rank.
+            IntegrityError: Bytes are not what was written. The message says which tensors were written by then.
+            UnsafePickleError: A value needs pickle and that is not allowed. No target was touched.
+            DisagreementError: A rank did not come.
+        """
+        began = time.monotonic()
+        ticket = plan.storage_data
+        if not isinstance(ticket, LoadTicket) or self._chosen is None:
+            raise InvalidInputError("This plan was not made by this reader.", hint="Use one reader for one load.")
+        reads, values = Reads((), ()), []
+        fetcher = Fetcher(self._store, self._transfer)
+
+        def check() -> None:
+            nonlocal reads, values
+            reads = reads_of(plan, planner, self._contents)
+            check_dtypes(reads, allow_cast=self._allow_cast)
+            fetcher.check_structure(reads.shards)
+            values = fetcher.values(reads.values, allow_pickle=self._allow_pickle)
+
+        # They were here a moment ago, and read under limits of their own.
+        self._agree(ticket, "check", check, seconds=self._seconds + agreement.WORK_SECONDS)
+        if self._verify_first:
+            self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), seconds=SCAN_SECONDS)
+        fetcher.fill(reads.tensors)
+        for read in reads.tensors:
+            planner.commit_tensor(read.item, read.target)
+        for value, stream in zip(reads.values, values, strict=True):
+            planner.load_bytes(value.item, stream)
+        self._end(reads, ticket, planner, fetcher.bytes_fetched, time.monotonic() - began)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _agree(self, ticket: LoadTicket, what: str, mine: Callable[[], None], *, seconds: float) -> None:
+        """Do `mine` on every rank; if it fails on one, all raise that, and no target was touched on any."""
+        peers = ranks.meet(ticket.rank, ticket.world_size, f"load/{ticket.load_id}/{what}")
+        try:
+            agreement.agree(peers, mine, lambda _: None, seconds=seconds)
+        except CkptStoreError as error:
+            error.facts |= {"written": [], "written_count": 0}
+            error.message += " No target was touched."
+            raise
+
+    def _end(self, reads: Reads, ticket: LoadTicket, planner: LoadPlanner, fetched: int, seconds: float) -> None:
+        assert self._chosen is not None  # noqa: S101  (checked by read_data)
+        name, seq = self._chosen.commit.checkpoint_id, self._chosen.seq
+        missing = tuple(getattr(planner, "missing", ()))
+        if self._run is not None:
+            incarnations.note_loaded(self._store.url, self._run, seq)
+        self.report = LoadReport(name, seq, ticket.skipped, missing, reads.casts, fetched)
+        tell(self._observer, Loaded(name, seq, fetched, seconds))
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return False: a name alone does not say where the run is, so DCP never chooses this reader by itself."""
+        del checkpoint_id
+        return False
+
+
+def open_root(
+    url: str | os.PathLike[str] | ObjectStore,
+    *,
+    storage_options: Mapping[str, object] | None,
+    transfer: TransferOptions,
+) -> ObjectStore:
+    """Return the store at a run's root, or `url` itself if it is one."""
+    if isinstance(url, str | os.PathLike):
+        return open_store(url, storage_options=storage_options, transfer=transfer)
+    if storage_options:
+        raise InvalidInputError("storage_options belong to a URL, not to an open store.", hint="Leave them out.")
+    return url

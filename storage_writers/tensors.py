@@ -1,0 +1,108 @@
+"""Tensors as bytes, without a copy of the whole: pieces to write, and views to read into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from ckptstore.errors import IncompatibleStateError, UnsupportedError
+from ckptstore.format.dtypes import dtype_named
+from ckptstore.units import MIB
+
+PIECE_BYTES = 4 * MIB
+
+
+def dtype_name(dtype: torch.dtype, *, key: str) -> str:
+    """Return the name under which tensors of `dtype` are stored, e.g. `bfloat16`.
+
+    Raises:
+        UnsupportedError: It is quantised, smaller than a byte, or unknown: its bytes alone do not give the values back.
+    """
+    return dtype_named(str(dtype).removeprefix("torch."), of=key).name
+
+
+def dtype_of(name: str, *, key: str) -> torch.dtype:
+    """Return the torch dtype called `name`.
+
+    Raises:
+        UnsupportedError: This torch has no such dtype.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedError(
+            f"{key} was saved as {name}, which torch {torch.__version__} does not have.",
+            hint="Load with a newer torch.",
+            tensor=key,
+            dtype=name,
+        )
+    return dtype
+
+
+def byte_view(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the memory of a CPU tensor as uint8: one dimension more (the item size), any strides, no copy."""
+    return tensor.detach().unsqueeze(-1).view(torch.uint8).numpy()
+
+
+def takes_bytes(tensor: torch.Tensor) -> bool:
+    """Return whether bytes can go straight into the memory of `tensor`: on the CPU, no lazy conjugate or sign."""
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided and not _lazy(tensor)
+
+
+def check_target(tensor: torch.Tensor, *, key: str) -> None:
+    """Check that values can be written into `tensor` at all.
+
+    Raises:
+        IncompatibleStateError: Several of its elements share memory, or it has none.
+    """
+    shared = any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
+    if tensor.is_meta or shared:
+        what = (
+            "lies on the meta device and has no memory" if tensor.is_meta else "is expanded: its elements share memory"
+        )
+        raise IncompatibleStateError(f"The target of {key} {what}.", hint="Load into a tensor of its own.", key=key)
+
+
+def pieces(tensor: torch.Tensor, *, piece_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
+    """Yield the bytes of `tensor`, row-major and contiguous, in pieces of at most `piece_bytes`.
+
+    A contiguous CPU tensor is not copied. Of any other no more than one piece is copied at a time.
+    """
+    tensor = tensor.detach()
+    if tensor.numel() == 0:
+        return
+    if tensor.is_contiguous() and not _lazy(tensor):
+        flat = tensor.view(-1)
+        step = max(1, piece_bytes // tensor.element_size())
+        for start in range(0, flat.numel(), step):
+            yield _bytes_of(flat[start : start + step])
+    elif tensor.numel() * tensor.element_size() <= piece_bytes:
+        yield _bytes_of(tensor.resolve_conj().resolve_neg().contiguous().view(-1))
+    else:
+        row_bytes = tensor[0].numel() * tensor.element_size()
+        if row_bytes > piece_bytes:
+            for row in tensor:
+                yield from pieces(row, piece_bytes=piece_bytes)
+        else:
+            rows = piece_bytes // row_bytes
+            for start in range(0, tensor.shape[0], rows):
+                block = tensor[start : start + rows].resolve_conj().resolve_neg()
+                yield _bytes_of(block.contiguous().view(-1))
+
+
+def place(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy `source` into `target`, to its device and dtype. A complex source gives its real part to a real target."""
+    if source.is_complex() and not target.is_complex():
+        source = source.real
+    with torch.no_grad():
+        target.copy_(source)
+
+
+def _bytes_of(flat: torch.Tensor) -> memoryview:
+    return byte_view(flat.cpu()).reshape(-1).data
+
+
+def _lazy(tensor: torch.Tensor) -> bool:
+    return tensor.is_conj() or tensor.is_neg()

@@ -1,0 +1,397 @@
+"""`CkptStoreWriter`: DCP's storage writer over the commit protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from ckptstore.clock import IdSource, SystemIds
+from ckptstore.errors import CommitUnknownError, InvalidInputError, UnsupportedError
+from ckptstore.events import Observer, ShardStored, UploadBegan, silent, tell
+from ckptstore.format.layout import encode_name
+from ckptstore.format.shard import lay_out
+from ckptstore.objectstore.port import ObjectStore
+from ckptstore.options import LogOptions, TransferOptions
+from ckptstore.protocol.attempt import Attempt, Description, begin
+from ckptstore.protocol.claim import Incarnation, Takeover
+from ckptstore.protocol.commit import commit
+from ckptstore.protocol.fold import Committed
+from ckptstore.protocol.log import RunLog
+from ckptstore.transfer.upload import upload_shard
+from storage_writers import agreement, incarnations, ranks
+from storage_writers.metadata import check_written, encode_planner, received
+from storage_writers.planning import Contents, Ticket, check_caching, check_items, name_and_step
+from storage_writers.reader import open_root
+
+_AGREED = ("the checkpoint's name", "the global step", "the world size", "the run's root", "the run")
+
+
+@dataclass
+class _Save:
+    """One save on one rank, from the agreement of the ranks on. DCP runs it from begin to end on one thread."""
+
+    save_id: str
+    name: str
+    description: Description
+    peers: ranks.Peers
+    set_up: bool = False
+    begun: tuple[Incarnation, Attempt] | None = None
+
+
+class CkptStoreWriter(StorageWriter):
+    """Writes checkpoints that are whole or absent.
+
+    One writer object, or a new one per save, in any mixture of sync and async saves: a process has one incarnation per
+    run and never fences itself. Picklable; the copy saves as the same incarnation.
+
+    Args:
+        url: Root of the run; or an open store.
+        storage_options: Of the store's engine.
+        process_group: The ranks that save together; pass the same to `dcp.save`. None: all ranks.
+        takeover: `same_job` refuses a run that another job has claimed; `always` fences it.
+        job: What the scheduler calls this job; by default what it says in the environment.
+        allow_pickle: Values that only unrestricted pickle can read are stored, and marked.
+        allow_one_rank: This process saves alone, though others run.
+        assume_single_writer: The user's promise that one process at a time appends. Fencing does not hold then.
+        agree_timeout_seconds: How long a rank that does not come is waited for.
+        transfer: How bytes are moved.
+        log: How records are appended.
+        observer: Hears of every phase. It stays behind when the writer is pickled.
+    """
+
+    def __init__(  # noqa: PLR0913  (a face takes written-out keywords)
+        self,
+        url: str | os.PathLike[str] | ObjectStore,
+        *,
+        storage_options: Mapping[str, object] | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        takeover: Takeover = "always",
+        job: str | None = None,
+        allow_pickle: bool = False,
+        allow_one_rank: bool = False,
+        assume_single_writer: bool = False,
+        agree_timeout_seconds: float = 60.0,
+        transfer: TransferOptions | None = None,
+        log: LogOptions | None = None,
+        observer: Observer = silent,
+    ) -> None:
+        self._url = url
+        self._storage_options = storage_options
+        self._group = process_group
+        self._takeover: Takeover = takeover
+        self._job = job
+        self._allow_pickle, self._allow_one_rank = allow_pickle, allow_one_rank
+        self._seconds = agree_timeout_seconds
+        self._transfer = transfer or TransferOptions()
+        log = log or LogOptions()
+        self._log_options = dataclasses.replace(
+            log, assume_single_writer=assume_single_writer or log.assume_single_writer
+        )
+        self._observer = observer
+        self._ids: IdSource = SystemIds()
+        self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
+        self._log: RunLog | None = None
+        self._described: tuple[Description, int] | None = None
+        self._handed: Description | None = None
+        self._here = threading.local()
+        self.committed: Committed | None = None
+        """The newest commit of this writer; on the coordinator only."""
+        self.outstanding: Any = None
+        """The future of the async save under way, if `storage_writers.async_save` began one."""
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The group for background saves: the one that was given, else a gloo group of all ranks. None for one rank.
+
+        The first use makes it, which is collective: use it at the same point of the program on every rank.
+        """
+        return self._group if self._group is not None else ranks.background_group()
+
+    def describe(
+        self,
+        *,
+        global_step: int | None = None,
+        parallelism: Mapping[str, int] | None = None,
+        training_state: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        fingerprints: Mapping[str, str] | None = None,
+        tags: Sequence[str] = (),
+    ) -> None:
+        """Say what the next save records; whether that ends well or not, it is used up. The coordinator's words count.
+
+        Raises:
+            InvalidInputError: A value is not what it must be, or all together take more than 16 KiB.
+        """
+        description = Description(
+            global_step, parallelism or {}, training_state or {}, metrics or {}, fingerprints or {}, tags
+        )
+        self._described = (description, threading.get_ident())
+
+    @contextlib.contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """Keep what has been described for the background save that begins inside, not for the next one."""
+        self._handed, self._described = (self._described or (Description(), 0))[0], None
+        try:
+            yield
+        except BaseException:
+            self._handed = None
+            raise
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a save called `checkpoint_id`: all ranks agree on what it is, or all raise the same.
+
+        Raises:
+            DisagreementError: Ranks are missing, or differ in name, step, root or run; each is named.
+            InvalidInputError: The name cannot be used, or this process would save alone by mistake.
+            UnsupportedError: The store cannot create only-if-absent; writing there could lose checkpoints.
+
+        If killed: perhaps `run.json`, which says nothing but that the run exists.
+        """
+        self._here.save = None
+        description = self._take_description()
+        peers = ranks.peers_of(self._group, one_rank=self._allow_one_rank)
+        said: tuple[str, Description] | None = None
+
+        def mine() -> list[object]:
+            nonlocal said
+            name, step = name_and_step(checkpoint_id, description.global_step)
+            encode_name(name)
+            said = name, dataclasses.replace(description, global_step=step)
+            return [name, step, peers.world_size, self._store.url, self._read_run(peers)]
+
+        def judge(proposals: Sequence[list[object]]) -> str:
+            agreement.same(_AGREED, proposals)
+            return self._ids.nonce()
+
+        save_id = agreement.agree(peers, mine, judge, seconds=self._seconds, root_first=True)
+        assert said is not None  # noqa: S101  (all ranks agree, so this one has spoken)
+        self._here.save = _Save(save_id, *said, peers)
+
+    def _take_description(self) -> Description:
+        if self._handed is not None:
+            description, self._handed = self._handed, None
+        else:
+            description, self._described = (self._described or (Description(), 0))[0], None
+        return description
+
+    def _read_run(self, peers: ranks.Peers) -> str | None:
+        """Return the run's identity as this rank reads it; rank 0 begins the run if there is none."""
+        if peers.world_size > 1 and self._store.engine == "memory":
+            raise InvalidInputError(
+                f"{self._store.url} is the memory of one process, and {peers.world_size} save.",
+                hint="Save to a path, or to s3://.",
+            )
+        if self._log is None or self._log.run is None:
+            log = RunLog.create if peers.rank == 0 else RunLog.open
+            self._log = log(self._store, options=self._log_options, observer=self._observer)
+        return self._log.run
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002, FBT001  (DCP's signature; it looks for the name `kwargs`)
+        """Learn this rank's place. Without a `checkpoint_id`, the ranks agree here.
+
+        Raises:
+            UnsupportedError: `use_collectives=False`: every rank would commit by itself.
+            InvalidInputError: DCP saves with other ranks than this writer.
+        """
+        if kwargs.get("use_collectives") is False:
+            raise UnsupportedError(
+                "use_collectives=False makes every rank commit a checkpoint of its own.", hint="Leave it out."
+            )
+        save = self._save
+        if save is None or save.set_up or self._is_stale():
+            self.reset(None)
+            save, _ = self._begun()
+        rank = kwargs.get("rank", 0)
+        if rank != save.peers.rank or is_coordinator != (rank == 0):
+            raise InvalidInputError(
+                f"DCP calls this rank {rank}, the writer's group calls it {save.peers.rank}.",
+                hint="Pass one process_group to dcp.save and to CkptStoreWriter, and not no_dist=True "
+                "(or allow_one_rank=True, to save from one process alone).",
+            )
+        save.set_up = True
+
+    def _is_stale(self) -> bool:
+        """Say whether this thread described another save after `reset`: the one that `reset` began never came here."""
+        return self._described is not None and self._described[1] == threading.get_ident()
+
+    @property
+    def _save(self) -> _Save | None:
+        save: _Save | None = getattr(self._here, "save", None)
+        return save
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Check that every tensor of this rank can be stored.
+
+        Raises:
+            UnsupportedError: A dtype or layout cannot, or the plan is a reference to a cached one.
+        """
+        check_items(plan.items)
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Begin the attempt (on the coordinator) and tell every rank where its shard goes.
+
+        Raises:
+            FencedError: A newer incarnation has claimed the run.
+            InvalidInputError: There is nothing to save, or DCP saves with other ranks than this writer.
+
+        If killed: perhaps a claim. Nothing of the attempt exists yet.
+        """
+        save, log = self._begun()
+        if len(plans) != save.peers.world_size:
+            raise InvalidInputError(
+                f"{len(plans)} ranks save, this writer's group has {save.peers.world_size}.",
+                hint="Pass one process_group to dcp.save and to CkptStoreWriter.",
+            )
+        if not all(plan.usable for plan in plans):
+            raise UnsupportedError("A rank's plan refers to a cached one.", hint="Pass enable_plan_caching=False.")
+        if not any(plan.items for plan in plans):
+            raise InvalidInputError("The state is empty on all ranks.", hint="Pass the state to save.")
+        for plan in plans:
+            encode_planner(plan.planner_data)
+        incarnation = incarnations.reign_at(self._store.url, log.run, job=self._job).incarnation
+        attempt = begin(
+            log,
+            incarnation,
+            checkpoint_id=save.name,
+            world_size=len(plans),
+            description=save.description,
+            takeover=self._takeover,
+        )
+        save.begun = incarnation, attempt
+        return [
+            dataclasses.replace(plan, storage_data=Ticket(save.save_id, rank, attempt))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def _begun(self) -> tuple[_Save, RunLog]:
+        if (save := self._save) is None or self._log is None:
+            raise InvalidInputError("No save has begun.", hint="Call dcp.save with this writer.")
+        return save, self._log
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Stream this rank's shard. No rank sends a byte before the values of all ranks have been checked.
+
+        Raises:
+            UnsafePickleError: A value needs pickle and that is not allowed; on all ranks, with its key.
+            UnsupportedError: A value cannot be pickled, or the planner caches plans.
+            InvalidInputError: The plan is of another save or another writer.
+            DisagreementError: A rank did not come.
+            CkptStoreError: The upload failed; it was aborted.
+
+        If killed: nothing, or a whole shard, under a private prefix; perhaps an incomplete upload.
+        """
+        save, _ = self._begun()
+        contents: Contents | None = None
+
+        def check() -> None:
+            nonlocal contents
+            check_caching(planner, plan)
+            ticket = plan.storage_data
+            if not isinstance(ticket, Ticket) or ticket.save_id != save.save_id or ticket.rank != save.peers.rank:
+                raise InvalidInputError(
+                    "The plan is of another save.", hint="Use a planner that does not keep plans, and one per save."
+                )
+            contents = Contents(plan, planner, allow_pickle=self._allow_pickle)
+
+        seconds = self._seconds + agreement.WORK_SECONDS  # they were here a moment ago, and may resolve large values
+        peers = dataclasses.replace(save.peers, channel=f"write/{save.save_id}")
+        agreement.agree(peers, check, lambda _: None, seconds=seconds)
+        assert contents is not None  # noqa: S101  (all ranks agree, so this one has checked)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(self._upload(plan, contents) if plan.items else [])
+        return done
+
+    def _upload(self, plan: SavePlan, contents: Contents) -> list[WriteResult]:
+        """Send the shard; return one result per item, in file order, all with one receipt."""
+        began = time.monotonic()
+        ticket: Ticket = plan.storage_data
+        key = ticket.attempt.stem.shard_key(ticket.rank)
+        layout = lay_out(contents.chunks)
+        tell(self._observer, UploadBegan(key, layout.size))
+        bodies = (contents.pieces(index) for index in layout.order)
+        shard = upload_shard(self._store, key, layout, bodies, rank=ticket.rank, options=self._transfer)
+        tell(self._observer, ShardStored(key, shard.size, time.monotonic() - began))
+        return [
+            WriteResult(plan.items[index].index, item.chunk.nbytes, (shard, item))
+            for index, item in zip(layout.order, layout.items, strict=True)
+        ]
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit, on the coordinator: the one moment at which the checkpoint begins to exist.
+
+        Raises:
+            FencedError: A newer incarnation has claimed the run. Nothing was committed.
+            SupersededError: A later attempt of this incarnation has committed. Nothing was committed.
+            CommitUnknownError: Whether it was committed is not known. Delete nothing; the next save finds out.
+            IntegrityError: What was written is not what was planned. Nothing was committed.
+
+        If killed: data under a private prefix, and the commit stands in the log or not.
+        """
+        save, log = self._begun()
+        assert save.begun is not None  # noqa: S101  (prepare_global_plan ran here)
+        shards = received(results)
+        check_written(metadata, shards)
+        try:
+            self.committed = commit(
+                log,
+                *save.begun,
+                shards,
+                planner=encode_planner(metadata.planner_data),
+                software=_software(),
+                options=self._transfer,
+            )
+        except Exception:
+            raise
+        except BaseException as interrupt:  # I5: DCP would report a failure, and the commit may stand
+            raise CommitUnknownError(
+                f"The save of {save.name} was interrupted during its commit: {interrupt!r}.",
+                hint="Delete nothing. Run `ckptstore log URL` to see whether it was committed.",
+            ) from interrupt
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return False: a name alone does not say where the run is, so DCP never chooses this writer by itself."""
+        del checkpoint_id
+        return False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Carry the incarnation, and nothing live."""
+        left = dict.fromkeys(("_group", "_log", "outstanding", "_described"))
+        state = self.__dict__ | left | {"_observer": silent}
+        del state["_here"]
+        run = self._log.run if self._log is not None else None
+        state["_reign"] = incarnations.reign_at(self._store.url, run, job=self._job)
+        if isinstance(self._url, str | os.PathLike):
+            del state["_store"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        reign = state.pop("_reign")
+        self.__dict__.update(state)
+        self._here = threading.local()
+        if "_store" not in state:
+            self._store = open_root(self._url, storage_options=self._storage_options, transfer=self._transfer)
+        incarnations.adopt(self._store.url, reign)
+
+
+def _software() -> dict[str, str]:
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run from a checkout
+        found["ckptstore"] = importlib.metadata.version("ckptstore")
+    return found

@@ -1,0 +1,161 @@
+"""Ranks as real processes, kept over the tests: starting four that have torch costs seconds, asking again does not.
+
+They come from a forkserver that has imported torch once. Each job gets a process group of its own over a store in the
+test's process, the environment that the test has at that moment, and a time limit; who exceeds it is killed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.util
+import itertools
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+PRELOADED = [
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.tensor",
+    "storage_writers",
+]
+
+
+@dataclass
+class Outcome:
+    """What became of a job on one rank."""
+
+    value: Any = None
+    error: BaseException | None = None
+    died: bool = False
+
+
+class Gang:
+    """Processes that run functions as the ranks of a group."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._workers: list[tuple[BaseProcess, Connection]] = []
+        self._jobs = itertools.count()
+
+    def run(self, world_size: int, function: Callable[..., Any], *args: Any, seconds: float = 60) -> list[Outcome]:
+        """Run `function(*args)` on ranks 0 to `world_size` - 1 and return what became of it, by rank."""
+        for rank in range(world_size):
+            self._ensure(rank)
+        job = (
+            self._store.port,
+            next(self._jobs),
+            world_size,
+            function.__code__.co_filename,
+            function.__qualname__,
+            args,
+            dict(os.environ),
+        )
+        for rank in range(world_size):
+            self._workers[rank][1].send((rank, *job))
+        deadline = time.monotonic() + seconds
+        outcomes = [self._await(rank, deadline) for rank in range(world_size)]
+        late = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
+        if late:
+            self.close()
+            raise AssertionError(f"ranks {late} of {function.__qualname__} did not end within {seconds} s")
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def values(self, world_size: int, function: Callable[..., Any], *args: Any, seconds: float = 60) -> list[Any]:
+        """Run a job that must end well on every rank, and return what it returned."""
+        outcomes = self.run(world_size, function, *args, seconds=seconds)
+        for rank, outcome in enumerate(outcomes):
+            assert not outcome.died, f"rank {rank} died"
+            if outcome.error is not None:
+                raise AssertionError(f"rank {rank} of {function.__qualname__} failed") from outcome.error
+        return [outcome.value for outcome in outcomes]
+
+    def close(self) -> None:
+        """Kill the processes."""
+        for process, pipe in self._workers:
+            process.kill()
+            process.join(10)
+            pipe.close()
+        self._workers = []
+
+    def _ensure(self, rank: int) -> None:
+        if rank < len(self._workers) and self._workers[rank][0].is_alive():
+            return
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        if rank < len(self._workers):
+            self._workers[rank][1].close()
+            self._workers[rank] = (process, ours)
+        else:
+            self._workers.append((process, ours))
+
+    def _await(self, rank: int, deadline: float) -> Outcome | None:
+        process, pipe = self._workers[rank]
+        try:
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                return None
+            value, error = pipe.recv()
+        except (EOFError, OSError):
+            process.join(10)
+            return Outcome(died=True)
+        return Outcome(value, error)
+
+
+def _serve(pipe: Connection) -> None:
+    modules: dict[str, ModuleType] = {}
+    client = None  # kept: a new connection takes 5 s every now and then
+    while True:
+        try:
+            rank, port, job, world_size, path, name, args, environment = pipe.recv()
+        except (EOFError, OSError):
+            return
+        value, error = None, None
+        os.environ.clear()
+        os.environ.update(environment)
+        try:
+            client = client or dist.TCPStore("127.0.0.1", port, is_master=False)
+            store = dist.PrefixStore(f"job{job}", client)
+            limit = dt.timedelta(seconds=60)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+            value = getattr(_module(modules, path), name)(*args)
+        except BaseException as raised:  # noqa: BLE001  (CheckpointException is one; handed over)
+            error = raised
+            error.add_note(f"on rank {rank}:\n{traceback.format_exc()}")
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        try:
+            pipe.send((value, error))
+        except (TypeError, AttributeError, ValueError) as unpicklable:
+            pipe.send((None, RuntimeError(f"rank {rank} cannot send {value!r}, {error!r}: {unpicklable}")))
+
+
+def _module(modules: dict[str, ModuleType], path: str) -> ModuleType:
+    if path not in modules:
+        name = f"ranks_of_{Path(path).stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        modules[path] = importlib.util.module_from_spec(spec)
+        sys.modules[name] = modules[path]
+        spec.loader.exec_module(modules[path])
+    return modules[path]
