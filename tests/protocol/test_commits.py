@@ -145,6 +145,14 @@ def test_the_largest_description_and_the_most_parts_fit_into_a_record():
     assert attempt.stem.attempt == 1
 
 
+def test_what_would_not_fit_into_a_record_is_refused_before_anything_is_written(monkeypatch):
+    monkeypatch.setattr("ckptstore.format.records.MAX_RECORD_BYTES", 20_000)
+    job = Job(MemoryStore())
+    with pytest.raises(InvalidInputError):
+        begin(job.log, job.incarnation, checkpoint_id="x" * 120, world_size=1)
+    assert [info.key for info in job.store.list("")] == ["run.json"]
+
+
 def test_more_parts_than_a_record_names_hang_under_a_root_part(monkeypatch):
     monkeypatch.setattr("ckptstore.format.codec.MAX_SHARDS", 1)
     monkeypatch.setattr("ckptstore.protocol.commit.MAX_DIRECT_PARTS", 3)

@@ -55,7 +55,7 @@ def hint_bodies():
     values = [
         {**right, "seq": seq} for seq in (0, 1, 63, 64, 150, 199, 200, 201, 202, 5000, 2**62, -1, 2**80, "7", None)
     ]
-    bodies = [json.dumps(value).encode() for value in values]
+    bodies = [json.dumps(values[-1]).encode(), *(sealed(value) for value in values)]
     return [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"[" * 10_000, b"x" * 100_000, *bodies]
 
 
