@@ -18,11 +18,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 ## make demo           train, kill a rank during a save, resume on fewer ranks (STORE=file or STORE=s3)
 demo: $(VENV)/.ready
-	$(BIN)/python examples/demo.py --store $(STORE)
+	$(BIN)/python -m examples.demo --store $(STORE)
 
 ## make test           lint, types, import contract and the whole suite
 test: lint
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 ## make lint           format, lint, types, import contract
 lint: $(VENV)/.ready

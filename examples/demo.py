@@ -1,7 +1,7 @@
 """The main job, run for real: ranks train, one is killed in the middle of a save, fewer ranks go on.
 
-python examples/demo.py --store file      (or: make demo)
-python examples/demo.py --store s3        (or: make demo STORE=s3; starts an S3 server on this machine)
+python -m examples.demo --store file      (or: make demo)
+python -m examples.demo --store s3        (or: make demo STORE=s3; starts an S3 server on this machine)
 """
 
 from __future__ import annotations
