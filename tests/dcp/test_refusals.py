@@ -189,6 +189,22 @@ def test_a_planner_that_loses_items_on_the_way_cannot_commit(url, keep):
         sw.load({}, storage_reader=sw.CkptStoreReader(url))
 
 
+def test_a_planner_whose_metadata_lack_what_was_written_cannot_commit(url):
+    class Forgetting(dcp.DefaultSavePlanner):
+        def create_global_plan(self, all_plans):
+            plans, metadata = super().create_global_plan(all_plans)
+            del metadata.state_dict_metadata["b"]
+            return plans, metadata
+
+    with pytest.raises(IntegrityError, match="planned"):
+        sw.save(
+            {"a": torch.ones(1), "b": torch.ones(2)},
+            checkpoint_id="a",
+            storage_writer=sw.CkptStoreWriter(url),
+            planner=Forgetting(),
+        )
+
+
 def test_a_planner_that_gives_another_tensor_than_it_planned_cannot_commit(url):
     class Halving(dcp.DefaultSavePlanner):
         def resolve_data(self, write_item):
