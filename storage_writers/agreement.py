@@ -2,8 +2,8 @@
 
 A collective cannot see a rank that never calls it. So ranks agree through the c10d store, which only needs polling:
 every rank leaves its proposal under its own key, rank 0 collects them for a bounded time, judges once and leaves every
-rank the same verdict. Rank 0 moves O(ranks) small values. No call blocks inside the store's client, and the client is
-our own clone, so that a background save never holds up the trainer's threads.
+rank the same verdict. Rank 0 moves O(ranks) small values. No call blocks inside the store's client, which other threads
+may be using.
 """
 
 from __future__ import annotations

@@ -1,60 +1,79 @@
-"""One incarnation per process and run, however many writers there are: a process never fences itself (I15)."""
+"""One incarnation per process and run root, however many writers there are: a process never fences itself (I15)."""
 
 from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 
+from ckptstore.objectstore.urls import open_store
 from ckptstore.protocol.claim import Incarnation
 
 _JOB_NAMES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
 
-_by_run: dict[str, Incarnation] = {}
-_loaded: dict[str, int] = {}
+
+@dataclass
+class Reign:
+    """This process at one run root.
+
+    Args:
+        incarnation: As which it saves there.
+        run: The run's identity; None until it was read.
+    """
+
+    incarnation: Incarnation
+    run: str | None = None
+
+
+_reigns: dict[str, Reign] = {}
+_loaded: dict[str, tuple[str, int]] = {}
 _lock = threading.Lock()
 
 
-def incarnation_of(run: str, *, job: str | None = None) -> Incarnation:
-    """Return this process's incarnation for a run, making it at the first call.
+def reign_at(root: str, run: str | None, *, job: str | None = None) -> Reign:
+    """Return as what this process saves at a root, deciding it at the first call.
 
     Args:
-        run: The run's identity, from its `run.json`.
+        root: The store's URL.
+        run: The run's identity there, if it is known. If it is another one than before, the run was made anew.
         job: What the scheduler calls this job; by default what it says in the environment.
     """
     with _lock:
-        if run not in _by_run:
-            _by_run[run] = _new(run, job)
-        return _by_run[run]
+        reign = _reigns.get(root)
+        if reign is None or (run is not None and reign.run not in (None, run)):
+            reign = _reigns[root] = Reign(Incarnation.new(job=job or job_name()))
+        reign.run = run or reign.run
+        loaded = _loaded.get(root)
+        if loaded is not None and loaded[0] == reign.run:
+            reign.incarnation.loaded = loaded[1]
+        return reign
 
 
-def adopt(run: str, incarnation: Incarnation) -> None:
-    """Let this process save as `incarnation`, which a writer brought from the process that started it."""
+def adopt(root: str, reign: Reign) -> None:
+    """Let this process save as what a writer brought along from the process that started it."""
     with _lock:
-        _by_run.setdefault(run, incarnation)
+        _reigns.setdefault(root, reign)
 
 
-def begin_incarnation(run: str, *, job: str | None = None) -> Incarnation:
-    """Begin a new incarnation of this process for a run: after a roll-back, what it saved before is another lineage.
+def begin_incarnation(root: str | os.PathLike[str]) -> None:
+    """Let this process save at a root as a new incarnation: after a roll-back, what it saved before is another lineage.
 
-    Its next save claims the run anew, which fences saves of this process that are still under way.
+    Its next save claims the run anew, which fences its saves that are still under way.
+
+    Args:
+        root: The URL or path that the writers are given.
+
+    Raises:
+        InvalidInputError: It is no root.
     """
     with _lock:
-        _by_run[run] = _new(run, job)
-        return _by_run[run]
+        _reigns.pop(open_store(root).url, None)
 
 
-def _new(run: str, job: str | None) -> Incarnation:
-    incarnation = Incarnation.new(job=job or job_name())
-    incarnation.loaded = _loaded.get(run)
-    return incarnation
-
-
-def note_loaded(run: str, seq: int) -> None:
+def note_loaded(root: str, run: str, seq: int) -> None:
     """Remember what this process loaded: the parent of its first commit."""
     with _lock:
-        _loaded[run] = seq
-        if run in _by_run:
-            _by_run[run].loaded = seq
+        _loaded[root] = (run, seq)
 
 
 def job_name() -> str:

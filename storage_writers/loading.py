@@ -123,7 +123,7 @@ def reads_of(plan: LoadPlan, planner: LoadPlanner, contents: Contents) -> Reads:
 
 
 def _target_of(item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
-    target = planner.resolve_tensor(item).detach()
+    target = planner.resolve_tensor(item)
     if target.shape != item.lengths:
         raise IncompatibleStateError(
             f"{item.dest_index.fqn} gets {list(item.lengths)} and has {list(target.shape)}.",
@@ -241,7 +241,7 @@ class Fetcher:
         scratch = [_scratch(read, box) for read, box in batch]
         self._read([_box_read(read, box, out) for (read, box), out in zip(batch, scratch, strict=True)])
         for (read, (offsets, lengths)), out in zip(batch, scratch, strict=True):
-            part = read.target
+            part = read.target.detach()
             for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
                 part = part.narrow(dim, offset, length)
             source = torch.from_numpy(out.reshape(-1)).view(read.dtype).view(lengths)

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.storage import WriteResult
 
 from ckptstore.errors import IntegrityError, NotFoundError, UnsupportedError
 from ckptstore.format.codec import Part
@@ -88,8 +89,20 @@ def _describe(described: dict[str, TensorStorageMetadata | BytesStorageMetadata]
     if known is None:
         properties = TensorProperties(dtype=tensors.dtype_of(tensor.dtype, key=tensor.name))
         known = described[tensor.name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), [])
-    assert isinstance(known, TensorStorageMetadata)  # noqa: S101  (a part holds one dtype per name)
+    if not isinstance(known, TensorStorageMetadata):
+        raise IntegrityError(f"{tensor.name} is a tensor here and a value there.", hint="Run `ckptstore verify URL`.")
     known.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.lengths)))
+
+
+def received(results: Sequence[Sequence[WriteResult]]) -> list[StoredShard]:
+    """Return the shards that the ranks' results describe. A result holds the rank's receipt and its item, in order."""
+    shards = []
+    for of_rank in results:
+        if of_rank:
+            shard: Shard = of_rank[0].storage_data[0]
+            items: tuple[StoredItem, ...] = tuple(result.storage_data[1] for result in of_rank)
+            shards.append(StoredShard(shard, items))
+    return shards
 
 
 def check_written(metadata: Metadata, shards: Iterable[StoredShard]) -> None:

@@ -56,7 +56,8 @@ class StrictLoadPlanner(DefaultLoadPlanner):
             if key in saved and (found := _described(saved[key])) != (wanted := _described_target(target))
         ]
         if unlike or (self.missing and not self.allow_partial_load):
-            raise _unfit([] if self.allow_partial_load else list(self.missing), unlike)
+            unexpected = [key for key in saved if key not in self.state_dict]
+            raise _unfit([] if self.allow_partial_load else list(self.missing), unlike, unexpected)
         plan = create_default_local_load_plan(self.state_dict, self.metadata, strict=not self.allow_partial_load)
         return dataclasses.replace(plan, planner_data=tuple(self.state_dict))
 
@@ -70,14 +71,16 @@ class StrictLoadPlanner(DefaultLoadPlanner):
         container[_own_key(container, path[-1])] = torch.load(value, weights_only=False)
 
 
-def _unfit(missing: list[str], unlike: list[list[str]]) -> IncompatibleStateError:
+def _unfit(missing: list[str], unlike: list[list[str]], unexpected: list[str]) -> IncompatibleStateError:
     said = [f"the checkpoint lacks {', '.join(missing[:8])}"] if missing else []
     said += [f"{key} was saved as {found}, the target is {wanted}" for key, found, wanted in unlike[:8]]
+    said += [f"the target lacks {', '.join(unexpected[:8])}"] if unexpected else []
     return IncompatibleStateError(
         f"Target and checkpoint do not fit ({len(missing)} keys missing, {len(unlike)} unlike): {'; '.join(said)}.",
         hint="Give the target the saved keys and shapes, or pass allow_missing=True to let keys keep their values.",
         missing=missing[:200],
         unlike=unlike[:200],
+        unexpected=unexpected[:200],
         missing_count=len(missing),
     )
 

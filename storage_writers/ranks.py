@@ -63,7 +63,7 @@ def peers_of(process_group: dist.ProcessGroup | None, *, one_rank: bool) -> Peer
 
 def meet(rank: int, world_size: int, channel: str) -> Peers:
     """Return peers that meet under `channel` in the default group's store."""
-    return Peers(rank, world_size, channel, _own_client() if world_size > 1 else None)
+    return Peers(rank, world_size, channel, _client() if world_size > 1 else None)
 
 
 def _refuse_lone_rank(world_size: int, started: int) -> None:
@@ -75,21 +75,27 @@ def _refuse_lone_rank(world_size: int, started: int) -> None:
         )
 
 
-_clients: dict[str, tuple[Any, Any]] = {}
-
-
 def _lane() -> str:
     """Return `main` or `background`: a save of each may be under way at once, and they must not meet each other."""
     return "main" if threading.current_thread() is threading.main_thread() else "background"
 
 
-def _own_client() -> Any:
-    """Return this thread's own connection to the default store: a blocking wait of others never stands in our way."""
+_background_client: tuple[Any, Any] = (None, None)
+
+
+def _client() -> Any:
+    """Return this thread's connection to the default group's store.
+
+    A background save has its own. The main thread may block in the shared one (making a group, say) until another rank
+    comes, which may be waiting for this very save.
+    """
+    global _background_client  # noqa: PLW0603  (one a process, as there is one default store)
     default: Any = _get_default_store()
-    lane = _lane()
-    if lane not in _clients or _clients[lane][0] is not default:
-        _clients[lane] = (default, default.clone())
-    return _clients[lane][1]
+    if _lane() == "main":
+        return default
+    if _background_client[0] is not default:
+        _background_client = (default, default.clone())
+    return _background_client[1]
 
 
 _background_group: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None

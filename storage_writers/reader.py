@@ -133,7 +133,7 @@ class CkptStoreReader(StorageReader):
         self._run: str | None = None
         self._chosen: Committed | None = None
         self._contents = Contents(EMPTY)
-        self._failure: CkptStoreError | None = None
+        self._failure: Exception | None = None
         self.report: LoadReport | None = None
         """What the last load did; None before it ended well."""
 
@@ -155,7 +155,7 @@ class CkptStoreReader(StorageReader):
             self._chosen = self._choose(catalog)
             parts = catalog.load_parts(self._store, self._chosen)
             self._contents = contents_of(parts, only=self._only)
-        except CkptStoreError as error:
+        except Exception as error:  # noqa: BLE001  (raised by set_up_storage_reader)
             self._failure = error
         return self._contents.metadata
 
@@ -276,7 +276,7 @@ class CkptStoreReader(StorageReader):
         name, seq = self._chosen.commit.checkpoint_id, self._chosen.seq
         missing = tuple(getattr(planner, "missing", ()))
         if self._run is not None:
-            incarnations.note_loaded(self._run, seq)
+            incarnations.note_loaded(self._store.url, self._run, seq)
         self.report = LoadReport(name, seq, ticket.skipped, missing, reads.casts, fetched)
         tell(self._observer, Loaded(name, seq, fetched, seconds))
 

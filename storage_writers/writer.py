@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import os
 import platform
 import threading
@@ -23,7 +24,7 @@ from ckptstore.clock import IdSource, SystemIds
 from ckptstore.errors import CommitUnknownError, InvalidInputError, UnsupportedError
 from ckptstore.events import Observer, ShardStored, UploadBegan, silent, tell
 from ckptstore.format.layout import encode_name
-from ckptstore.format.shard import Shard, StoredItem, StoredShard, lay_out
+from ckptstore.format.shard import lay_out
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import LogOptions, TransferOptions
 from ckptstore.protocol.attempt import Attempt, Description, begin
@@ -33,7 +34,7 @@ from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from ckptstore.transfer.upload import upload_shard
 from storage_writers import agreement, incarnations, ranks
-from storage_writers.metadata import check_written, encode_planner
+from storage_writers.metadata import check_written, encode_planner, received
 from storage_writers.planning import Contents, Ticket, check_caching, check_items, name_and_step
 from storage_writers.reader import open_root
 
@@ -42,15 +43,14 @@ _AGREED = ("the checkpoint's name", "the global step", "the world size", "the ru
 
 @dataclass
 class _Save:
-    """One save on one rank, from the agreement of the ranks on."""
+    """One save on one rank, from the agreement of the ranks on. DCP runs it from begin to end on one thread."""
 
     save_id: str
     name: str
     description: Description
     peers: ranks.Peers
-    thread: int
     set_up: bool = False
-    attempt: Attempt | None = None
+    begun: tuple[Incarnation, Attempt] | None = None
 
 
 class CkptStoreWriter(StorageWriter):
@@ -106,10 +106,9 @@ class CkptStoreWriter(StorageWriter):
         self._ids: IdSource = SystemIds()
         self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
         self._log: RunLog | None = None
-        self._carried: tuple[str, Incarnation] | None = None
         self._described: tuple[Description, int] | None = None
         self._handed: Description | None = None
-        self._save: _Save | None = None
+        self._here = threading.local()
         self.committed: Committed | None = None
         """The newest commit of this writer; on the coordinator only."""
         self.outstanding: Any = None
@@ -163,7 +162,7 @@ class CkptStoreWriter(StorageWriter):
 
         If killed: perhaps `run.json`, which says nothing but that the run exists.
         """
-        self._save = None
+        self._here.save = None
         description = self._take_description()
         peers = ranks.peers_of(self._group, one_rank=self._allow_one_rank)
         said: tuple[str, Description] | None = None
@@ -181,7 +180,7 @@ class CkptStoreWriter(StorageWriter):
 
         save_id = agreement.agree(peers, mine, judge, seconds=self._seconds, root_first=True)
         assert said is not None  # noqa: S101  (all ranks agree, so this one has spoken)
-        self._save = _Save(save_id, *said, peers, threading.get_ident())
+        self._here.save = _Save(save_id, *said, peers)
 
     def _take_description(self) -> Description:
         if self._handed is not None:
@@ -213,10 +212,10 @@ class CkptStoreWriter(StorageWriter):
             raise UnsupportedError(
                 "use_collectives=False makes every rank commit a checkpoint of its own.", hint="Leave it out."
             )
-        if self._save is None or self._save.set_up or self._is_stale(self._save):
-            self.reset(None)
         save = self._save
-        assert save is not None  # noqa: S101  (reset made it)
+        if save is None or save.set_up or self._is_stale():
+            self.reset(None)
+            save, _ = self._begun()
         rank = kwargs.get("rank", 0)
         if rank != save.peers.rank or is_coordinator != (rank == 0):
             raise InvalidInputError(
@@ -226,9 +225,14 @@ class CkptStoreWriter(StorageWriter):
             )
         save.set_up = True
 
-    def _is_stale(self, save: _Save) -> bool:
-        """Say whether `save` never got further and another has been described on its thread since."""
-        return self._described is not None and self._described[1] == save.thread
+    def _is_stale(self) -> bool:
+        """Say whether this thread described another save after `reset`: the one that `reset` began never came here."""
+        return self._described is not None and self._described[1] == threading.get_ident()
+
+    @property
+    def _save(self) -> _Save | None:
+        save: _Save | None = getattr(self._here, "save", None)
+        return save
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that every tensor of this rank can be stored.
@@ -260,29 +264,25 @@ class CkptStoreWriter(StorageWriter):
             raise InvalidInputError("The state is empty on all ranks.", hint="Pass the state to save.")
         for plan in plans:
             encode_planner(plan.planner_data)
-        save.attempt = begin(
+        incarnation = incarnations.reign_at(self._store.url, log.run, job=self._job).incarnation
+        attempt = begin(
             log,
-            self._incarnation(log),
+            incarnation,
             checkpoint_id=save.name,
             world_size=len(plans),
             description=save.description,
             takeover=self._takeover,
         )
+        save.begun = incarnation, attempt
         return [
-            dataclasses.replace(plan, storage_data=Ticket(save.save_id, rank, save.attempt))
+            dataclasses.replace(plan, storage_data=Ticket(save.save_id, rank, attempt))
             for rank, plan in enumerate(plans)
         ]
 
     def _begun(self) -> tuple[_Save, RunLog]:
-        if self._save is None or self._log is None:
+        if (save := self._save) is None or self._log is None:
             raise InvalidInputError("No save has begun.", hint="Call dcp.save with this writer.")
-        return self._save, self._log
-
-    def _incarnation(self, log: RunLog) -> Incarnation:
-        assert log.run is not None  # noqa: S101  (rank 0 has created it)
-        if self._carried is not None and self._carried[0] == log.run:
-            incarnations.adopt(*self._carried)
-        return incarnations.incarnation_of(log.run, job=self._job)
+        return save, self._log
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Stream this rank's shard. No rank sends a byte before the values of all ranks have been checked.
@@ -344,14 +344,13 @@ class CkptStoreWriter(StorageWriter):
         If killed: data under a private prefix, and the commit stands in the log or not.
         """
         save, log = self._begun()
-        assert save.attempt is not None  # noqa: S101  (prepare_global_plan ran here)
-        shards = _received(results)
+        assert save.begun is not None  # noqa: S101  (prepare_global_plan ran here)
+        shards = received(results)
         check_written(metadata, shards)
         try:
             self.committed = commit(
                 log,
-                self._incarnation(log),
-                save.attempt,
+                *save.begun,
                 shards,
                 planner=encode_planner(metadata.planner_data),
                 software=_software(),
@@ -373,30 +372,26 @@ class CkptStoreWriter(StorageWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry the incarnation, and nothing live."""
-        left = dict.fromkeys(("_group", "_save", "_log", "outstanding", "_described"))
+        left = dict.fromkeys(("_group", "_log", "outstanding", "_described"))
         state = self.__dict__ | left | {"_observer": silent}
-        if self._log is not None and self._log.run is not None:
-            state["_carried"] = (self._log.run, self._incarnation(self._log))
+        del state["_here"]
+        run = self._log.run if self._log is not None else None
+        state["_reign"] = incarnations.reign_at(self._store.url, run, job=self._job)
         if isinstance(self._url, str | os.PathLike):
             del state["_store"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        reign = state.pop("_reign")
         self.__dict__.update(state)
+        self._here = threading.local()
         if "_store" not in state:
             self._store = open_root(self._url, storage_options=self._storage_options, transfer=self._transfer)
-
-
-def _received(results: Sequence[Sequence[WriteResult]]) -> list[StoredShard]:
-    """Return the shards that the ranks' results describe."""
-    shards = []
-    for of_rank in results:
-        if of_rank:
-            shard: Shard = of_rank[0].storage_data[0]
-            items: tuple[StoredItem, ...] = tuple(result.storage_data[1] for result in of_rank)
-            shards.append(StoredShard(shard, items))
-    return shards
+        incarnations.adopt(self._store.url, reign)
 
 
 def _software() -> dict[str, str]:
-    return {"python": platform.python_version(), "torch": torch.__version__}
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run from a checkout
+        found["ckptstore"] = importlib.metadata.version("ckptstore")
+    return found

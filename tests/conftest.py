@@ -1,5 +1,33 @@
-"""What all tests share: real servers."""
+"""What all tests share: real servers, and ranks as real processes."""
+
+import sys
+from pathlib import Path
+
+import pytest
 
 from localstack.fixtures import s3_url, seaweedfs
 
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for `ranks` and `states`, here and in the processes that a gang starts
+
 __all__ = ["s3_url", "seaweedfs"]
+
+
+@pytest.fixture(scope="session")
+def gang():
+    from ranks import Gang  # noqa: PLC0415  (torch is for those who ask for it)
+
+    gang = Gang()
+    yield gang
+    gang.close()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        folder = item.path.relative_to(HERE).parts[0]
+        if folder in ("dcp", "cases"):
+            item.add_marker(
+                pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable):UserWarning")
+            )
+        if "gang" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(f"gang of {folder}"))  # one set of processes for all of them

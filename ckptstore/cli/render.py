@@ -22,6 +22,8 @@ from rich.text import Text
 from ckptstore.cli.exits import Exit
 
 WIDE_COLUMNS = 100_000
+FOLDED = ("NAME", "NOTES", "WHAT", "WHY", "KEY")
+"""Columns of free text: on a terminal that is too narrow these are folded, never cut."""
 
 
 def clean(text: object) -> str:
@@ -52,7 +54,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, rig
         table.add_column(
             header,
             justify="right" if header in right else "left",
-            no_wrap=not sys.stdout.isatty(),
+            no_wrap=header not in FOLDED or not sys.stdout.isatty(),
             overflow="fold",
         )
     for row in rows:

@@ -147,21 +147,30 @@ def decided(work: Callable[[], _T]) -> _T:
     if threading.current_thread() is not threading.main_thread():
         return work()
     result: Future[_T] = Future()
+    go, given_up = threading.Event(), threading.Event()
 
     def run() -> None:
+        go.wait()
         try:
-            result.set_result(work())
+            if not given_up.is_set():
+                result.set_result(work())
         except BaseException as error:  # noqa: BLE001  (handed over whole)
             result.set_exception(error)
 
+    try:
+        threading.Thread(target=run, name="ckptstore-append", daemon=True).start()
+    except BaseException as error:
+        given_up.set()
+        go.set()
+        if isinstance(error, RuntimeError):  # no thread to be had: at an interpreter's end, say
+            return work()
+        raise
     interrupt: BaseException | None = None
-    started = False
-    while not result.done():
+    while True:
         try:
-            if not started:
-                started = True
-                threading.Thread(target=run, name="ckptstore-append").start()
+            go.set()
             wait([result])
+            break
         except BaseException as error:  # noqa: BLE001  (raised below)
             interrupt = error
     if interrupt is None:

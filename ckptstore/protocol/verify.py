@@ -138,6 +138,7 @@ def check_chain(log: RunLog) -> None:
         IntegrityError: One is missing, damaged or does not link, or all together say something else than the open log.
     """
     known = log.fold
+    _check_run(log.store, known)
     fold = Fold(run=known.run, run_blake3=known.run_blake3, last=known.run_blake3)
     for entry in log.records():
         fold = apply(fold, entry.envelope, entry.record, entry.blake3)
@@ -146,6 +147,19 @@ def check_chain(log: RunLog) -> None:
             "The log's records say something else together than the open log: a hint was believed, or slots changed.",
             hint="Open the run again.",
             key=RUN_KEY,
+        )
+
+
+def _check_run(store: ObjectStore, known: Fold) -> None:
+    body = get_if_there(store, RUN_KEY, max_bytes=MAX_RECORD_BYTES)
+    found = None if body is None else blake3(body).hexdigest()
+    if known.run and found != known.run_blake3:
+        raise IntegrityError(
+            f"{RUN_KEY} is not what it was: expected {known.run_blake3}, found {found or 'nothing'}.",
+            hint=f"Restore {RUN_KEY} from a backup or an earlier version of it.",
+            key=RUN_KEY,
+            expected=known.run_blake3,
+            found=found,
         )
 
 

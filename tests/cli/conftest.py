@@ -74,8 +74,13 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path):
-    return Run(str(tmp_path / "run"))
+def make_run():
+    return Run
+
+
+@pytest.fixture
+def run(make_run, tmp_path):
+    return make_run(str(tmp_path / "run"))
 
 
 @dataclass

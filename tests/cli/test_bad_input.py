@@ -13,8 +13,12 @@ from ckptstore import errors
 from ckptstore.cli.exits import MEANINGS, Exit, exit_for
 from ckptstore.errors import CkptStoreError
 from ckptstore.objectstore import urls
+from ckptstore.protocol.attempt import begin
 from ckptstore.protocol.claim import Incarnation
+from ckptstore.protocol.commit import commit
+from ckptstore.testing import simulated
 from ckptstore.testing.faults import Fault, FaultyStore
+from ckptstore.testing.tapped import TappedStore
 
 LOOKING = ["ls", "latest", "log", "show", "tree", "verify"]
 
@@ -151,6 +155,38 @@ def test_a_store_that_does_not_answer_is_no_empty_run(ckptstore, monkeypatch, co
     monkeypatch.setitem(urls._memory, "in-front", store)
     ended = ckptstore(command, "memory://in-front", "--json")
     assert (ended.code, ended.json["error"]) == (4, code)
+
+
+def test_an_interrupt_says_where_to_look(ckptstore, run, monkeypatch):
+    run.save("a")
+
+    def interrupted(call, act):
+        if call.key.startswith("data/"):
+            raise KeyboardInterrupt
+        return act()
+
+    monkeypatch.setitem(urls._memory, "interrupted", TappedStore(run.store, interrupted))
+    ended = ckptstore("ls", "memory://interrupted")
+    assert (ended.code, ended.out) == (130, "")
+    assert "ckptstore log" in ended.err
+
+
+def test_what_is_committed_while_we_look_is_listed_once(ckptstore, run, monkeypatch):
+    run.save("a")
+    attempt = begin(run.log, run.job, checkpoint_id="b", world_size=1)
+    shards = [simulated.upload(run.store, attempt, 0)]
+
+    def commits_meanwhile(call, act):
+        answer = act()
+        if call.operation == "list" and call.key == "data/" and run.log.fold.committed_at(str(attempt.stem)) is None:
+            answer = iter(list(answer))
+            commit(run.log, run.job, attempt, shards)
+        return answer
+
+    monkeypatch.setitem(urls._memory, "busy", TappedStore(run.store, commits_meanwhile))
+    found = ckptstore("ls", "memory://busy", "--json").json
+    assert [each["checkpoint_id"] for each in found["committed"]] == ["b", "a"]
+    assert found["uncommitted"] == []
 
 
 def all_errors(kind=CkptStoreError):

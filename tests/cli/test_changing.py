@@ -92,6 +92,6 @@ def test_a_pin_needs_a_holder(ckptstore, three, command):
 
 
 def test_a_holder_that_no_record_can_hold_is_refused(ckptstore, three):
-    ended = ckptstore("pin", three.url, "step-20", "--holder", "x" * 5000, "--json")
+    ended = ckptstore("pin", three.url, "step-20", "--holder", "x" * 20_000, "--json")
     assert (ended.code, ended.json["error"]) == (2, "invalid_input")
     assert len(list(CheckpointStore.open(three.url).records())) == 4

@@ -118,6 +118,21 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(run):
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
+def test_on_a_narrow_terminal_a_long_name_is_folded_and_never_cut(run):
+    name = "n" * 100
+    run.save(name)
+    with terminal() as (ours, theirs):
+        subprocess.run(
+            [*COMMAND, "ls", run.url], stdout=theirs, env={**os.environ, "COLUMNS": "80"}, timeout=60, check=True
+        )
+        os.close(theirs)
+        shown = read_until(ours, b"never printed").decode()
+    lines = [line for line in shown.splitlines() if "nnnn" in line]
+    assert sum(line.count("n") for line in lines) == len(name)
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split()[:4] == ["1", "0", "3", "888"]
+
+
 def test_a_full_verification_shows_a_bar_on_a_terminal_and_none_otherwise(run):
     run.save("a")
     command = ["verify", run.url, "--level", "full"]

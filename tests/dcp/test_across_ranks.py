@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from states import bits, blank, same
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -11,6 +12,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import storage_writers as sw
+from ckptstore import CheckpointStore
+from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.urls import open_store
+from ckptstore.objectstore.wrappers.observed import Counts, ObservedStore
 
 WHOLE = {
     "even": (8, 6),
@@ -65,6 +70,12 @@ def test_a_mesh_of_two_by_two_loads_on_four_and_on_one(gang, tmp_path):
     assert all(gang.values(4, load_on, str(tmp_path), (4,), [Shard(0)]))
     assert all(gang.values(4, load_on, str(tmp_path), (2, 2), [Replicate(), Shard(0)]))
     assert all(gang.values(1, load_on, str(tmp_path), (1,), [Replicate()]))
+
+
+def test_a_dimension_that_is_sharded_twice_loads_on_any_number(gang, tmp_path):
+    gang.values(4, save_on, str(tmp_path), (2, 2), [Shard(0), Shard(0)])
+    assert all(gang.values(3, load_on, str(tmp_path), (3,), [Shard(0)]))
+    assert all(gang.values(4, load_on, str(tmp_path), (2, 2), [Shard(0), Shard(0)]))
 
 
 def test_hybrid_sharding_is_saved_once(gang, tmp_path):
@@ -149,6 +160,22 @@ def test_a_sub_group_saves_and_loads_while_the_others_do_something_else(gang, tm
     assert gang.values(4, save_on_some, str(tmp_path)) == [None, (True, True), None, (True, False)]
 
 
+def save_in_a_group_of_one(url):
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    mine = groups[dist.get_rank()]
+    try:
+        writer = sw.CkptStoreWriter(url, process_group=mine)
+        sw.save({"x": torch.ones(1)}, checkpoint_id="a", storage_writer=writer, process_group=mine)
+    except InvalidInputError as error:
+        return error
+
+
+def test_a_group_of_one_among_many_is_refused_unless_it_is_meant(gang, tmp_path):
+    """Every rank would commit a checkpoint of one rank."""
+    assert all(isinstance(error, InvalidInputError) for error in gang.values(2, save_in_a_group_of_one, str(tmp_path)))
+    assert list(tmp_path.iterdir()) == []
+
+
 def save_with_one_group_for_dcp_only(url):
     group = dist.new_group([0, 1])
     if dist.get_rank() < 2:
@@ -182,6 +209,25 @@ def test_keys_are_compared_over_the_union_of_all_ranks(gang, tmp_path):
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1
 
 
+def test_each_shard_opens_as_safetensors_and_the_desk_reads_any_box_without_the_ranks(gang, tmp_path):
+    gang.values(4, save_on, str(tmp_path), (4,), [Shard(0)])
+    expected, seen = whole(), dict.fromkeys(WHOLE, 0)
+    for path in tmp_path.rglob("*.safetensors"):
+        with safe_open(path, "pt") as shard:
+            for name in shard.keys():  # noqa: SIM118  (it is no dict)
+                key, _, at = name.removeprefix("model.").partition("@")
+                if key in WHOLE:
+                    found = shard.get_tensor(name)
+                    first = int(at.split(",")[0]) if at else 0
+                    rows = expected[key][first : first + len(found)] if expected[key].dim() else expected[key]
+                    assert bits(found) == bits(rows), name
+                    seen[key] += found.numel()
+    assert seen == {key: tensor.numel() for key, tensor in expected.items()}
+    checkpoint = CheckpointStore.open(str(tmp_path)).latest()
+    assert checkpoint.read("model.rows7").tobytes() == bits(expected["rows7"])
+    assert checkpoint.read("model.cube", (slice(1, 4), slice(0, 2))).tobytes() == bits(expected["cube"][1:4, 0:2])
+
+
 def fetched(url, shape):
     mesh = mesh_of(shape)
     torch.manual_seed(1)
@@ -189,14 +235,32 @@ def fetched(url, shape):
     state = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in tensors.items()}
     if shape == (4,):
         sw.save(state, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(url))
-    target = blank(state)
-    reader = sw.CkptStoreReader(url)
-    sw.load(target, storage_reader=reader)
+    target, counts = blank(state), Counts()
+    sw.load(target, storage_reader=sw.CkptStoreReader(ObservedStore(open_store(url), counts)))
     assert same(target, state)
-    return reader.report.bytes_fetched, sum(t.to_local().nbytes for t in state.values())
+    return counts.bytes["get_range"], sum(t.to_local().nbytes for t in state.values())
 
 
 def test_resharding_on_the_same_dimension_fetches_hardly_more_than_it_needs(gang, tmp_path):
+    """Counted at the port over all ranks, headers and leaf tables included."""
     for ranks in (4, 1, 2, 3, 5):
         counted = gang.values(ranks, fetched, str(tmp_path), (ranks,))
         assert sum(got for got, _ in counted) <= 1.1 * sum(needed for _, needed in counted), (ranks, counted)
+
+
+def fetched_by_column(url, shape):
+    torch.manual_seed(1)
+    whole = torch.randn(4096, 1024)
+    mesh = mesh_of(shape)
+    sw.save(
+        {"w": distribute_tensor(whole, mesh, [Shard(0)])}, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(url)
+    )
+    target, counts = {"w": blank(distribute_tensor(whole, mesh, [Shard(1)]))}, Counts()
+    sw.load(target, storage_reader=sw.CkptStoreReader(ObservedStore(open_store(url), counts)))
+    assert same(target, {"w": distribute_tensor(whole, mesh, [Shard(1)])})
+    return counts.bytes["get_range"], whole.nbytes
+
+
+def test_resharding_on_another_dimension_fetches_each_item_at_most_once_per_rank(gang, tmp_path):
+    for got, stored in gang.values(2, fetched_by_column, str(tmp_path), (2,)):
+        assert got <= 1.01 * stored

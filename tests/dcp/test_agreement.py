@@ -24,6 +24,7 @@ from ckptstore.errors import (
 )
 from ckptstore.events import UploadBegan
 from ckptstore.objectstore.urls import open_store
+from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 
 STATE = 1000
 
@@ -113,19 +114,17 @@ def test_ranks_that_never_come_are_named_in_time_and_the_next_save_works(gang, t
             assert seconds < 5
 
 
-class Unplugged:
-    """A store that fails one rank's uploads."""
+class Unplugged(ForwardingStore):
+    """A store to which one rank can upload nothing."""
 
-    def __init__(self, store, fails):
-        self._store, self._fails = store, fails
-
-    def __getattr__(self, name):
-        return getattr(self._store, name)
+    def __init__(self, inner, *, fails):
+        super().__init__(inner)
+        self.fails = fails
 
     def open_upload(self, key, *, size):
-        if self._fails:
+        if self.fails:
             raise UnavailableError(f"{key} cannot be stored: no route.", key=key)
-        return self._store.open_upload(key, size=size)
+        return super().open_upload(key, size=size)
 
 
 def save_with_a_broken_rank(url, broken, plain):
@@ -152,10 +151,12 @@ def test_a_rank_that_cannot_upload_fails_the_save_on_all_and_nothing_is_committe
 
 
 class Unreachable(Unplugged):
+    """A store of which one rank can read nothing."""
+
     def get(self, key, *, max_bytes):
-        if self._fails:
+        if self.fails:
             raise UnavailableError(f"{key} cannot be read: no route.", key=key)
-        return self._store.get(key, max_bytes=max_bytes)
+        return super().get(key, max_bytes=max_bytes)
 
 
 def save_where_one_cannot_read(url):

@@ -11,27 +11,26 @@ import torch.distributed.checkpoint as dcp
 from states import same
 
 import storage_writers as sw
-from ckptstore.errors import InvalidInputError, StalledError, UnavailableError, UnsupportedError
+from ckptstore.errors import FencedError, StalledError, SupersededError, UnavailableError, UnsafePickleError
 from ckptstore.objectstore.urls import open_store
+from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.protocol.log import RunLog
+from storage_writers import incarnations
 
 
-class Gated:
+class Gated(ForwardingStore):
     """A store whose uploads wait for a gate, and may fail."""
 
     def __init__(self, url):
-        self._store = open_store(url)
+        super().__init__(open_store(url))
         self.gate = threading.Event()
         self.failure = None
-
-    def __getattr__(self, name):
-        return getattr(self._store, name)
 
     def open_upload(self, key, *, size):
         assert self.gate.wait(30)
         if self.failure is not None:
             raise self.failure
-        return self._store.open_upload(key, size=size)
+        return super().open_upload(key, size=size)
 
 
 def commits(url):
@@ -99,7 +98,7 @@ def test_a_failure_that_nobody_asked_for_is_raised_by_the_next_call(url, next_ca
 
 
 def test_a_value_that_cannot_be_saved_fails_the_async_save_typed(url):
-    with pytest.raises((UnsupportedError, InvalidInputError)):
+    with pytest.raises(UnsafePickleError, match="f"):
         sw.async_save({"f": open}, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(url)).result(30)
 
 
@@ -118,6 +117,20 @@ def test_each_save_records_its_own_description_though_the_next_is_described_mean
     ]
 
 
+def test_dcps_own_sync_save_may_run_while_the_writer_saves_in_the_background(url):
+    """The later attempt commits first, so the earlier one is superseded: it says so, and nothing is mixed up."""
+    store = Gated(url)
+    writer = sw.CkptStoreWriter(store)
+    background = dcp.async_save({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=writer)
+    while writer.process_group is None and not list(store.list("log/")):
+        time.sleep(0.01)
+    threading.Timer(0.2, store.gate.set).start()
+    dcp.save({"w": torch.zeros(2)}, checkpoint_id="b", storage_writer=writer)
+    error = background.exception(30)
+    assert error is None or isinstance(sw.cause(error), SupersededError)
+    assert commits(url) == (["a", "b"] if error is None else ["b"])
+
+
 def test_new_writers_and_mixed_saves_of_one_process_never_fence_each_other(url):
     """I15."""
     kept = sw.CkptStoreWriter(url)
@@ -132,22 +145,35 @@ def test_new_writers_and_mixed_saves_of_one_process_never_fence_each_other(url):
     assert log.fold.term == 1
 
 
-def test_a_writer_that_was_pickled_carries_its_incarnation_and_nothing_live(url):
-    writer = sw.CkptStoreWriter(url, observer=lambda event: None)
+def test_a_writer_that_was_pickled_before_its_first_save_carries_its_incarnation_and_nothing_live(url):
+    """As DCP's process-based async save does: neither the child nor the parent may fence the other (I15)."""
+    writer = sw.CkptStoreWriter(url, observer=lambda _: None)
     writer.describe(global_step=4)
+    pickled = pickle.dumps(writer)
+    assert len(pickled) < 5000
+    parents = dict(incarnations._reigns)
+    incarnations._reigns.clear()  # what the child finds
+    child = pickle.loads(pickled)  # noqa: S301  (our own)
+    sw.save({"w": torch.ones(1)}, checkpoint_id="child", storage_writer=child)
+    incarnations._reigns.clear()
+    incarnations._reigns.update(parents)
     sw.save({"w": torch.ones(1)}, storage_writer=writer)
-    run, incarnation = pickle.loads(pickle.dumps(writer))._carried  # noqa: S301  (our own)
-    assert (run, incarnation.term) == (writer._log.run, 1)
-    assert len(pickle.dumps(writer)) < 5000
+    assert commits(url) == ["child", "step-4"]
+    assert RunLog.open(open_store(url)).fold.term == 1
 
 
-def test_after_a_new_incarnation_the_saves_of_the_old_one_are_fenced(url):
-    """A roll-back in a running process: what was under way is another lineage (I15)."""
-    old = sw.CkptStoreWriter(url)
-    sw.save({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=old)
-    sw.begin_incarnation(old._log.run)
+def test_a_new_incarnation_fences_the_saves_of_the_old_one(url):
+    """A roll-back in a running process: what is under way is another lineage (I15)."""
+    store = Gated(url)
+    under_way = sw.async_save({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(store))
+    while not list(store.list("log/")):
+        time.sleep(0.01)
+    sw.begin_incarnation(url)
     sw.save({"w": torch.ones(1)}, checkpoint_id="b", storage_writer=sw.CkptStoreWriter(url))
-    assert RunLog.open(open_store(url)).fold.term == 2
+    store.gate.set()
+    assert isinstance(under_way.exception(30), FencedError)
+    sw.save({"w": torch.ones(1)}, checkpoint_id="c", storage_writer=sw.CkptStoreWriter(url))
+    assert commits(url) == ["b", "c"]
 
 
 def train_with_async_saves(url):

@@ -10,7 +10,6 @@ import storage_writers as sw
 from ckptstore.errors import IncompatibleStateError, IntegrityError, NotFoundError
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import TransferOptions
-from ckptstore.protocol.log import RunLog
 from storage_writers import loading
 
 
@@ -24,11 +23,12 @@ def model():
 
 
 def test_missing_keys_are_all_listed_and_the_target_stays_whole(url):
-    saved(url, {"model": {"w": torch.ones(2)}})
+    saved(url, {"model": {"w": torch.ones(2), "old": torch.ones(1)}})
     target = {"model": {"w": torch.zeros(2), "new": torch.zeros(1), "newer": {1, 2}}}
     with pytest.raises(IncompatibleStateError) as caught:
         sw.load(target, storage_reader=sw.CkptStoreReader(url))
     assert caught.value.facts["missing"] == ["model.new", "model.newer"]
+    assert caught.value.facts["unexpected"] == ["model.old"]
     assert same(target, {"model": {"w": torch.zeros(2), "new": torch.zeros(1), "newer": {1, 2}}})
 
 
@@ -279,7 +279,7 @@ def test_a_reader_follows_the_run_from_load_to_load(url):
 def test_what_was_loaded_is_the_parent_of_the_first_commit(url):
     for value in (1.0, 2.0):
         saved(url, {"x": torch.full((1,), value)})
-    sw.begin_incarnation(RunLog.open(open_store(url)).run)  # as a restarted process would
+    sw.begin_incarnation(url)  # as a restarted process would
     sw.load({"x": torch.zeros(1)}, storage_reader=sw.CkptStoreReader(url, seq=1))
     writer = sw.CkptStoreWriter(url)
     sw.save({"x": torch.ones(1)}, checkpoint_id="again", storage_writer=writer)

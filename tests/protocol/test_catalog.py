@@ -303,6 +303,16 @@ def test_a_log_that_was_damaged_after_it_was_opened_is_found_at_level_chain():
     assert [each.kind for each in catalog.verify(level="chain").findings] == ["missing"]
 
 
+def test_a_run_file_that_changed_after_the_log_was_opened_is_found_at_level_chain():
+    """I13."""
+    store, _ = a_run()
+    catalog = opened(store)
+    store.put("run.json", body_of(store, "run.json").replace(b"2026", b"2027"))
+    assert [(each.kind, each.key) for each in catalog.verify(level="chain").findings] == [("damaged", "run.json")]
+    store.delete("run.json")
+    assert [(each.kind, each.key) for each in catalog.verify(level="chain").findings] == [("missing", "run.json")]
+
+
 def test_a_level_that_is_none_is_refused():
     store, _ = a_run()
     with pytest.raises(InvalidInputError):

@@ -71,3 +71,11 @@ def test_what_the_work_raises_is_raised():
     with pytest.raises(ZeroDivisionError):
         decided(lambda: 1 // 0)
     assert decided(lambda: 7) == 7
+
+
+def test_without_a_thread_to_be_had_the_work_is_done_all_the_same(monkeypatch):
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    assert decided(lambda: 7) == 7

@@ -116,6 +116,14 @@ def test_a_hint_beyond_the_end_is_reported_and_not_obeyed():
     assert events == [TailLost(hinted_seq=5, log_end=4)]
 
 
+def test_a_hint_that_was_altered_to_name_a_later_slot_is_no_lost_tail():  # I10
+    store, _ = a_run(saves=5)
+    store.put("latest.json", body_of(store, "latest.json").replace(b'"seq":5', b'"seq":7'))
+    events = []
+    catalog = opened(store, observer=events.append)
+    assert (catalog.latest().seq, catalog.log.lost_from, events) == (5, None, [])
+
+
 @pytest.mark.parametrize("hinted", [True, False])
 @pytest.mark.parametrize("missing", [0, 2, 4])
 def test_a_hole_is_damage_and_nothing_is_written_over_it(missing, hinted):

@@ -104,7 +104,7 @@ def test_a_flip_names_the_tensor_the_object_the_leaf_and_both_hashes(store):
     with pytest.raises(IntegrityError) as caught:
         read_boxes(store, [read], options=SMALL_FETCHES)
     facts = caught.value.facts
-    assert (facts["tensor"], facts["key"], facts["leaf"], facts["rank"]) == ("model.w", "shard", 3, 0)
+    assert (facts["tensor"], facts["key"], facts["leaf"], facts["shard_rank"]) == ("model.w", "shard", 3, 0)
     assert (facts["start"], facts["nbytes"]) == (stored.items[0].position + 3 * 65536, 65536)
     leaf = store.get_range("shard", start=facts["start"], length=65536)
     assert (facts["expected"], facts["found"]) == (expected, hexdigest(leaf))

@@ -1,7 +1,7 @@
 """Ranks as real processes, kept over the tests: starting four that have torch costs seconds, asking again does not.
 
 They come from a forkserver that has imported torch once. Each job gets a process group of its own over a store in the
-test's process, and a time limit; who exceeds it is killed.
+test's process, the environment that the test has at that moment, and a time limit; who exceeds it is killed.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class Gang:
             function.__code__.co_filename,
             function.__qualname__,
             args,
+            dict(os.environ),
         )
         for rank in range(world_size):
             self._workers[rank][1].send((rank, *job))
@@ -122,14 +123,18 @@ class Gang:
 
 def _serve(pipe: Connection) -> None:
     modules: dict[str, ModuleType] = {}
+    client = None  # kept: a new connection takes 5 s every now and then
     while True:
         try:
-            rank, port, job, world_size, path, name, args = pipe.recv()
+            rank, port, job, world_size, path, name, args, environment = pipe.recv()
         except (EOFError, OSError):
             return
         value, error = None, None
+        os.environ.clear()
+        os.environ.update(environment)
         try:
-            store = dist.PrefixStore(f"job{job}", dist.TCPStore("127.0.0.1", port, is_master=False))
+            client = client or dist.TCPStore("127.0.0.1", port, is_master=False)
+            store = dist.PrefixStore(f"job{job}", client)
             limit = dt.timedelta(seconds=60)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
             value = getattr(_module(modules, path), name)(*args)
