@@ -23,12 +23,11 @@ from torch.futures import Future
 from ckptstore.clock import IdSource, SystemIds
 from ckptstore.errors import CommitUnknownError, InvalidInputError, UnsupportedError
 from ckptstore.events import Observer, ShardStored, UploadBegan, silent, tell
-from ckptstore.format.layout import encode_name
 from ckptstore.format.shard import lay_out
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.options import LogOptions, TransferOptions
+from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.attempt import Attempt, Description, begin
-from ckptstore.protocol.claim import Incarnation, Takeover
+from ckptstore.protocol.claim import Incarnation, Takeover, check_takeover, check_who
 from ckptstore.protocol.commit import commit
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
@@ -72,6 +71,9 @@ class CkptStoreWriter(StorageWriter):
         transfer: How bytes are moved.
         log: How records are appended.
         observer: Hears of every phase. It stays behind when the writer is pickled.
+
+    Raises:
+        InvalidInputError: An argument is outside of what is allowed.
     """
 
     def __init__(  # noqa: PLR0913  (a face takes written-out keywords)
@@ -90,6 +92,12 @@ class CkptStoreWriter(StorageWriter):
         log: LogOptions | None = None,
         observer: Observer = silent,
     ) -> None:
+        check_seconds(agree_timeout_seconds=agree_timeout_seconds)
+        check_flags(allow_pickle=allow_pickle, allow_one_rank=allow_one_rank, assume_single_writer=assume_single_writer)
+        check_kinds(transfer=(transfer, TransferOptions), log=(log, LogOptions))
+        check_takeover(takeover)
+        if job is not None:
+            check_who(job=job)
         self._url = url
         self._storage_options = storage_options
         self._group = process_group
@@ -170,7 +178,6 @@ class CkptStoreWriter(StorageWriter):
         def mine() -> list[object]:
             nonlocal said
             name, step = name_and_step(checkpoint_id, description.global_step)
-            encode_name(name)
             said = name, dataclasses.replace(description, global_step=step)
             return [name, step, peers.world_size, self._store.url, self._read_run(peers)]
 
