@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -16,7 +17,7 @@ from torch.futures import Future
 
 from ckptstore.clock import IdSource, SystemIds
 from ckptstore.errors import CkptStoreError, IncompatibleStateError, InvalidInputError, NotFoundError
-from ckptstore.events import Loaded, Observer, silent, tell
+from ckptstore.events import Loaded, Observer, PassedOver, silent, tell
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import TransferOptions, check_flags, check_seconds
@@ -95,7 +96,8 @@ class CkptStoreReader(StorageReader):
         storage_options: Of the store's engine.
         transfer: How bytes are moved.
         agree_timeout_seconds: How long a rank that does not come is waited for.
-        observer: Hears of the load.
+        observer: Hears of the load, and of what is newer than the newest checkpoint and why that is not loaded; for
+            this one rank lists all data of the run.
 
     Raises:
         InvalidInputError: An argument is outside of what is allowed.
@@ -134,6 +136,7 @@ class CkptStoreReader(StorageReader):
         self._observer = observer
         self._ids: IdSource = SystemIds()
         self._run: str | None = None
+        self._catalog: Catalog | None = None
         self._chosen: Committed | None = None
         self._contents = Contents(EMPTY)
         self._failure: Exception | None = None
@@ -155,9 +158,9 @@ class CkptStoreReader(StorageReader):
         self.report, self._failure, self._contents = None, None, Contents(EMPTY)
         try:
             log = RunLog.open(self._store, observer=self._observer)
-            self._run, catalog = log.run, Catalog(log)
-            self._chosen = self._choose(catalog)
-            parts = catalog.load_parts(self._store, self._chosen)
+            self._run, self._catalog = log.run, Catalog(log)
+            self._chosen = self._choose(self._catalog)
+            parts = self._catalog.load_parts(self._store, self._chosen)
             self._contents = contents_of(parts, only=self._only)
         except Exception as error:  # noqa: BLE001  (raised by set_up_storage_reader)
             self._failure = error
@@ -205,11 +208,21 @@ class CkptStoreReader(StorageReader):
         choices: list[Choice] = [plan.storage_data for plan in plans]
         agreement.same(["the checkpoint they chose"], [[f"seq {c.seq}, {c.blake3[:16]}"] for c in choices])  # I12
         skipped = self._unasked(choices)
+        self._tell_passed_over()
         load_id = self._ids.nonce()
         return [
             dataclasses.replace(plan, storage_data=LoadTicket(load_id, rank, len(plans), skipped))
             for rank, plan in enumerate(plans)
         ]
+
+    def _tell_passed_over(self) -> None:
+        if self._observer is silent or (self._name, self._step, self._seq) != (None, None, None):
+            return
+        assert self._catalog is not None  # noqa: S101  (read_metadata chose from it)
+        assert self._chosen is not None  # noqa: S101  (the same)
+        with contextlib.suppress(CkptStoreError):  # what is told can never fail a load
+            for name, reason in self._catalog.passed_over(self._chosen):
+                tell(self._observer, PassedOver(name, reason))
 
     def _unasked(self, choices: Sequence[Choice]) -> tuple[str, ...]:
         """Return the keys that no rank asks for, refusing them unless that is allowed."""

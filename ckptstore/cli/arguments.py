@@ -49,6 +49,6 @@ def warn_of_lost_tail(store: CheckpointStore) -> None:
     if store.lost_from is not None:
         print_warning(
             f"THE LOG'S TAIL WAS LOST: latest.json names slot {store.lost_from}, and the log ends before it. "
-            "Newer checkpoints were committed here and cannot be seen (or latest.json is damaged). "
+            "Newer checkpoints were committed here and cannot be seen. "
             "Save nothing; restore the log's objects from a backup or earlier versions."
         )

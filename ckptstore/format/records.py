@@ -392,8 +392,9 @@ def decode_run(body: bytes) -> RunFile:
 
 
 def encode_latest(hint: LatestHint) -> bytes:
-    """Return the bytes of `latest.json`."""
-    return canonical_json(asdict(hint)) + b"\n"
+    """Return the bytes of `latest.json`, sealed like a record: a damaged one must not look like a lost tail (I10)."""
+    head = canonical_json(asdict(hint))[:-1]
+    return head + _seal(head)
 
 
 def decode_latest(body: bytes) -> LatestHint:
@@ -402,4 +403,7 @@ def decode_latest(body: bytes) -> LatestHint:
     Raises:
         CkptStoreError: It says nothing that could be followed.
     """
-    return read_fields(LatestHint, parse_json(body, what=LATEST_KEY), record_blake3=canonical.digest)
+    head = body[: -len(_seal(b""))]
+    if body[len(head) :] != _seal(head):
+        raise _damaged(LATEST_KEY, "is cut or altered")
+    return read_fields(LatestHint, parse_json(head + b"}", what=LATEST_KEY), record_blake3=canonical.digest)

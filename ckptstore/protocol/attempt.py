@@ -142,13 +142,13 @@ def begin(
     if log.run is None:
         raise NotFoundError(f"There is no run at {log.store.url}.", hint="Open it for writing first.")
     check_not_fenced(fold, incarnation, incarnation.term)
-    term = claim(log, incarnation, takeover=takeover)
-    number = incarnation.next_attempt(log.fold)
-    stem = Stem(checkpoint_id, term, number, log.ids.nonce())
-    attempt = Attempt(log.fold.run, stem, world_size, description or Description())
+    stem = Stem(checkpoint_id, fold.term + 1, 1, log.ids.nonce())
+    attempt = Attempt(fold.run, stem, world_size, description or Description())
     _check_encodable(attempt)
+    term = claim(log, incarnation, takeover=takeover)
+    stem = replace(stem, term=term, attempt=incarnation.next_attempt(log.fold))
     tell(log.observer, AttemptBegan(checkpoint_id=checkpoint_id, prefix=str(stem)))
-    return attempt
+    return replace(attempt, stem=stem)
 
 
 def _check_encodable(attempt: Attempt) -> None:

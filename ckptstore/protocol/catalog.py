@@ -158,6 +158,17 @@ class Catalog:
         fold = self.log.refresh().whole()
         return _uncommitted(fold, self.log.store, (DATA_PREFIX,), None)
 
+    def passed_over(self, chosen: Committed) -> list[tuple[str, str]]:
+        """Return what is newer than `chosen` and may not be loaded: names and reasons. Lists all of `data/`."""
+        attempts = self.in_progress()
+        aside = [each for each in self.log.fold.kept if each.seq > chosen.seq and each.set_aside is not None]
+        newest = (chosen.commit.term, chosen.commit.attempt)
+        return [(_exact_name(each), f"set aside: {each.set_aside}") for each in aside] + [
+            (each.stem.name, f"never committed, {each.state}: {each.objects} objects")
+            for each in attempts
+            if (each.stem.term, each.stem.attempt) > newest
+        ]
+
     def pin(self, seq: int, *, holder: str, reason: str) -> Entry | None:
         """Keep a checkpoint from being retired while `holder` holds it; None if it is pinned so already.
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from ckptstore.clock import IdSource, SystemIds
 from ckptstore.errors import ConflictError, FencedError, InvalidInputError
 from ckptstore.events import Claimed, tell
-from ckptstore.format.records import Claim, Record
+from ckptstore.format.records import Claim
 from ckptstore.protocol.fold import Fold, Reign
 from ckptstore.protocol.log import RunLog
 
@@ -168,11 +168,8 @@ def claim(log: RunLog, incarnation: Incarnation, *, takeover: Takeover = "always
             raise _not_ours(fold, fold.claim, incarnation)
         return Claim(fold.term + 1, incarnation.id, incarnation.job, incarnation.host)
 
-    def same(record: Record) -> bool:
-        return isinstance(record, Claim) and record.incarnation == incarnation.id
-
     before = log.fold.claim
-    appended = log.append(decide, same=same)
+    appended = log.append(decide)
     reign = log.fold.claim
     if reign is None or reign.incarnation != incarnation.id:
         raise incarnation.fence(reign) if reign else AssertionError("a claim was appended and is not there")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from states import bits, blank, same
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -11,6 +12,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import storage_writers as sw
+from ckptstore import CheckpointStore
+from ckptstore.errors import InvalidInputError
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.observed import Counts, ObservedStore
 
@@ -157,6 +160,22 @@ def test_a_sub_group_saves_and_loads_while_the_others_do_something_else(gang, tm
     assert gang.values(4, save_on_some, str(tmp_path)) == [None, (True, True), None, (True, False)]
 
 
+def save_in_a_group_of_one(url):
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    mine = groups[dist.get_rank()]
+    try:
+        writer = sw.CkptStoreWriter(url, process_group=mine)
+        sw.save({"x": torch.ones(1)}, checkpoint_id="a", storage_writer=writer, process_group=mine)
+    except InvalidInputError as error:
+        return error
+
+
+def test_a_group_of_one_among_many_is_refused_unless_it_is_meant(gang, tmp_path):
+    """Every rank would commit a checkpoint of one rank."""
+    assert all(isinstance(error, InvalidInputError) for error in gang.values(2, save_in_a_group_of_one, str(tmp_path)))
+    assert list(tmp_path.iterdir()) == []
+
+
 def save_with_one_group_for_dcp_only(url):
     group = dist.new_group([0, 1])
     if dist.get_rank() < 2:
@@ -188,6 +207,25 @@ def test_keys_are_compared_over_the_union_of_all_ranks(gang, tmp_path):
     assert values[0] is None
     assert bits(values[1]) == bits(torch.ones(4))
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+
+
+def test_each_shard_opens_as_safetensors_and_the_desk_reads_any_box_without_the_ranks(gang, tmp_path):
+    gang.values(4, save_on, str(tmp_path), (4,), [Shard(0)])
+    expected, seen = whole(), dict.fromkeys(WHOLE, 0)
+    for path in tmp_path.rglob("*.safetensors"):
+        with safe_open(path, "pt") as shard:
+            for name in shard.keys():  # noqa: SIM118  (it is no dict)
+                key, _, at = name.removeprefix("model.").partition("@")
+                if key in WHOLE:
+                    found = shard.get_tensor(name)
+                    first = int(at.split(",")[0]) if at else 0
+                    rows = expected[key][first : first + len(found)] if expected[key].dim() else expected[key]
+                    assert bits(found) == bits(rows), name
+                    seen[key] += found.numel()
+    assert seen == {key: tensor.numel() for key, tensor in expected.items()}
+    checkpoint = CheckpointStore.open(str(tmp_path)).latest()
+    assert checkpoint.read("model.rows7").tobytes() == bits(expected["rows7"])
+    assert checkpoint.read("model.cube", (slice(1, 4), slice(0, 2))).tobytes() == bits(expected["cube"][1:4, 0:2])
 
 
 def fetched(url, shape):

@@ -20,6 +20,7 @@ from ckptstore.errors import (
 from ckptstore.events import AttemptBegan, Committed, HintFailed
 from ckptstore.format.codec import MAX_DIRECT_PARTS
 from ckptstore.format.layout import slot_key, state_key
+from ckptstore.format.records import Claim
 from ckptstore.format.shard import Chunk, StoredShard, TensorMeta
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.options import LogOptions
@@ -48,6 +49,19 @@ def test_a_save_by_an_up_to_date_writer_is_one_get_and_one_put_on_the_log():
     del store.calls[:]
     job.save("b")
     assert on_log(store) == ["get", "put"]
+
+
+def test_a_writer_that_was_overtaken_by_many_records_catches_up_by_reading():
+    inner = MemoryStore()
+    store = FaultyStore(inner, lambda _: None)
+    job = Job(store)
+    attempt, shards = begun(job)
+    tool = opened(inner)
+    for number in range(20):
+        tool.log.append(lambda _, number=number: Claim(0, f"{number:032x}", "a faulty", "tool"))
+    del store.calls[:]
+    assert commit(job.log, job.incarnation, attempt, shards).seq == 21
+    assert on_log(store).count("put") == 2
 
 
 def test_what_was_described_stands_in_the_commit():
@@ -160,6 +174,14 @@ def test_the_largest_description_and_the_most_parts_fit_into_a_record():
         description=Description(tags=["x" * room]),
     )
     assert attempt.stem.attempt == 1
+
+
+def test_what_would_not_fit_into_a_record_is_refused_before_anything_is_written(monkeypatch):
+    monkeypatch.setattr("ckptstore.format.records.MAX_RECORD_BYTES", 20_000)
+    job = Job(MemoryStore())
+    with pytest.raises(InvalidInputError):
+        begin(job.log, job.incarnation, checkpoint_id="x" * 120, world_size=1)
+    assert [info.key for info in job.store.list("")] == ["run.json"]
 
 
 def test_more_parts_than_a_record_names_hang_under_a_root_part(monkeypatch):
@@ -350,6 +372,7 @@ def test_an_attempt_of_unknown_outcome_may_be_committed_again(landed):
         commit(job.log, job.incarnation, attempt, shards)
     how.clear()
     assert commit(job.log, job.incarnation, attempt, shards).seq == 2
+    assert body_of(store, attempt.stem.committed_key) == body_of(store, slot_key(2))
     store.deliver()
     assert commit(job.log, job.incarnation, attempt, shards).seq == 2
     assert len(opened(store).checkpoints()) == 2
