@@ -246,7 +246,8 @@ class CkptStoreReader(StorageReader):
 
         Raises:
             IncompatibleStateError: Dtypes or shapes differ. No target was touched, on any rank.
-            IntegrityError: Bytes are not what was written. The message says which tensors were written by then.
+            IntegrityError: Bytes are not what was written. The message says which tensors were written by then, and the
+                fact `untouched` whether every target of every rank is still what it was.
             UnsafePickleError: A value needs pickle and that is not allowed. No target was touched.
             DisagreementError: A rank did not come.
         """
@@ -269,7 +270,7 @@ class CkptStoreReader(StorageReader):
         if self._verify_first:
             self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), seconds=SCAN_SECONDS)
         with agreement.in_our_words("The target was not filled"):
-            fetcher.fill(reads.tensors)
+            fetcher.fill(reads.tensors, ranks=ticket.world_size)
             for read in reads.tensors:
                 planner.commit_tensor(read.item, read.target)
             for value, stream in zip(reads.values, values, strict=True):
@@ -285,7 +286,7 @@ class CkptStoreReader(StorageReader):
         try:
             agreement.agree(peers, mine, lambda _: None, seconds=seconds)
         except CkptStoreError as error:
-            error.facts |= {"written": [], "written_count": 0}
+            error.facts |= {"written": [], "written_count": 0, "untouched": True}
             error.message += " No target was touched."
             raise
 
