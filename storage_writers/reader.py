@@ -24,7 +24,7 @@ from ckptstore.options import TransferOptions, check_flags, check_seconds
 from ckptstore.protocol.catalog import Catalog, check_asked
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
-from storage_writers import agreement, incarnations, ranks
+from storage_writers import agreement, incarnations, ranks, survivors
 from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of
 from storage_writers.metadata import Contents, contents_of
 from storage_writers.planning import plain_name
@@ -140,6 +140,7 @@ class CkptStoreReader(StorageReader):
         self._chosen: Committed | None = None
         self._contents = Contents(EMPTY)
         self._failure: Exception | None = None
+        self._ticket: LoadTicket | None = None
         self.report: LoadReport | None = None
         """What the last load did; None before it ended well."""
 
@@ -254,7 +255,7 @@ class CkptStoreReader(StorageReader):
         ticket = plan.storage_data
         if not isinstance(ticket, LoadTicket) or self._chosen is None:
             raise InvalidInputError("This plan was not made by this reader.", hint="Use one reader for one load.")
-        reads, values = Reads((), ()), []
+        self._ticket, reads, values = ticket, Reads((), ()), []
         fetcher = Fetcher(self._store, self._transfer)
 
         def check() -> None:
@@ -268,11 +269,12 @@ class CkptStoreReader(StorageReader):
         self._agree(ticket, "check", check, seconds=self._seconds + agreement.WORK_SECONDS)
         if self._verify_first:
             self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), seconds=SCAN_SECONDS)
-        fetcher.fill(reads.tensors, ranks=ticket.world_size)
-        for read in reads.tensors:
-            planner.commit_tensor(read.item, read.target)
-        for value, stream in zip(reads.values, values, strict=True):
-            planner.load_bytes(value.item, stream)
+        with agreement.in_our_words("The target was not filled"):
+            fetcher.fill(reads.tensors, ranks=ticket.world_size)
+            for read in reads.tensors:
+                planner.commit_tensor(read.item, read.target)
+            for value, stream in zip(reads.values, values, strict=True):
+                planner.load_bytes(value.item, stream)
         self._end(reads, ticket, planner, fetcher.bytes_fetched, time.monotonic() - began)
         done: Future[None] = Future()
         done.set_result(None)
@@ -296,6 +298,17 @@ class CkptStoreReader(StorageReader):
             incarnations.note_loaded(self._store.url, self._run, seq)
         self.report = LoadReport(name, seq, ticket.skipped, missing, reads.casts, fetched)
         tell(self._observer, Loaded(name, seq, fetched, seconds))
+
+    def forget(self) -> None:
+        """Let go of the load before, so that `lost` speaks of nothing but the one that begins now."""
+        self._ticket = None
+
+    def lost(self) -> CkptStoreError | None:
+        """Return what to raise when a collective of the load has failed; None if no rank was asked to read yet."""
+        ticket = self._ticket
+        if ticket is None or ticket.world_size == 1:
+            return None
+        return survivors.lost_in_load(ranks.meet(ticket.rank, ticket.world_size, ticket.load_id))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -157,9 +157,10 @@ def check_next_job_goes_on(place, left, *, ranks, rows):
     before = [("step-2", 2, 2), ("step-1", 1, 1)][not left.committed :]
     assert read_afresh(place) == before
     with job() as resumed:
-        assert resumed.values(ranks, resume_and_save, carried(place), rows if left.committed else SMALL) == [
-            (before[0][2], 3)
-        ] * ranks
+        assert (
+            resumed.values(ranks, resume_and_save, carried(place), rows if left.committed else SMALL)
+            == [(before[0][2], 3)] * ranks
+        )
     end = 3 + left.committed
     assert read_afresh(place) == [("step-3", end, 3), *before]
     assert history(place)[-2:] == ["CLAIM 2", "COMMIT 2"]

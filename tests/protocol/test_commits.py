@@ -88,27 +88,58 @@ def test_what_was_described_stands_in_the_commit():
     assert catalog.load_parts(job.store, found)[0].planner == {"flat": [1]}
 
 
+def nested(depth):
+    return {"x": nested(depth - 1)} if depth else {}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         {"global_step": -1},
+        {"global_step": 2**63},
         {"global_step": 1.5},
         {"global_step": True},
         {"parallelism": {"dp": "8"}},
         {"metrics": {"loss": "low"}},
         {"metrics": {1: 1.0}},
+        {"metrics": {"loss": 10**400}},
+        {"metrics": ["loss"]},
+        {"metrics": None},
         {"training_state": {"x": object()}},
+        {"training_state": {"x": [{"y": {1, 2}}]}},
+        {"training_state": {"x": 10**5000}},
+        {"training_state": nested(33)},
+        {"training_state": [1, 2]},
         {"training_state": {"x": {2: 3}}},
         {"training_state": {"x": "\ud800"}},
         {"fingerprints": {"x": 1}},
         {"tags": [1]},
+        {"tags": 5},
         {"tags": ["x" * MAX_DESCRIPTION_BYTES]},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_a_description_that_cannot_be_recorded_is_refused_at_once(wrong):
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError) as caught:
         Description(**wrong)
+    assert next(iter(wrong)).removesuffix("s") in str(caught.value) or "size" in caught.value.facts  # it is named
+
+
+def test_what_is_refused_deep_inside_is_named_with_its_path():
+    with pytest.raises(InvalidInputError, match=r"training_state\['x'\]\[0\]\['y'\] is a set"):
+        Description(training_state={"x": [{"y": {1, 2}}]})
+
+
+def test_what_is_nested_as_deeply_as_is_allowed_is_saved_and_read_from_any_depth_of_calls():
+    job = Job(MemoryStore())
+    said = Description(training_state=nested(32))
+    attempt = begin(job.log, job.incarnation, checkpoint_id="a", world_size=1, description=said)
+    commit(job.log, job.incarnation, attempt, [simulated.upload(job.store, attempt, 0)])
+
+    def from_depth(calls):
+        return from_depth(calls - 1) if calls else opened(job.store).latest()
+
+    assert from_depth(500).commit.training_state == nested(32)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 121, "ñ" * 30, "step@7", "\ud800", 7])
