@@ -77,7 +77,8 @@ def check_hint(hint: str) -> None:
 
 def command(*arguments: object) -> tuple[int, dict[str, Any]]:
     """Run a command in this process with `--json`, and return its exit code and its document."""
-    ended = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    name, *more = map(str, arguments)
+    ended = CliRunner().invoke(app, [name, "--json", *more])
     assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
     return ended.exit_code, json.loads(ended.stdout)
 
