@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from case_samples import body_of, command, command_here, loaded_here, save, sharded, unsharded
+from case_samples import body_of, command, command_here, loaded_here, save, sharded, unsharded, writer
 from states import blank, same
 
 import storage_writers as sw
@@ -165,7 +165,7 @@ def test_a_load_that_fails_leaves_every_rank_as_it_was_or_says_that_the_target_i
 
 
 def test_a_load_of_one_process_that_fails_at_its_first_byte_says_that_the_target_is_untouched(root):
-    sw.save({"a": torch.ones(100)}, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(root))
+    sw.save({"a": torch.ones(100)}, checkpoint_id="a", storage_writer=writer(root))
     store, key = open_store(root), CheckpointStore.open(root).latest().commit.stem.shard_key(0)
     store.put(key, with_a_flipped_leaf(body_of(store, key)))
     target = {"a": torch.zeros(100)}
@@ -177,7 +177,7 @@ def test_a_load_of_one_process_that_fails_at_its_first_byte_says_that_the_target
 
 def test_eight_tensors_of_which_the_last_is_damaged_are_all_as_they_were_after_verifying_first(root):
     state = {f"t{index}": torch.full((50_000,), float(index)) for index in range(8)}
-    sw.save(state, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(root))
+    sw.save(state, checkpoint_id="a", storage_writer=writer(root))
     store, key = open_store(root), CheckpointStore.open(root).latest().commit.stem.shard_key(0)
     body = bytearray(body_of(store, key))
     body[body.rindex(torch.tensor(7.0).numpy().tobytes())] ^= 1

@@ -16,6 +16,7 @@ from case_samples import (
     shards_under,
     tapped,
     unsharded,
+    writer,
 )
 from states import same
 
@@ -63,8 +64,8 @@ def save_and_die(url, name, seed, moment):
         return result
 
     store = tapped(url, tap)
-    writer = sw.CkptStoreWriter(store, agree_timeout_seconds=5)
-    sw.save(sharded(seed), checkpoint_id=name, storage_writer=writer)
+    saving = writer(store, agree_timeout_seconds=5)
+    sw.save(sharded(seed), checkpoint_id=name, storage_writer=saving)
 
 
 def killed_save(gang, root, name, seed, moment):
@@ -107,9 +108,9 @@ def test_a_save_killed_at_any_moment_is_never_chosen_and_needs_no_cleaning_up(ga
 
 
 def save_here(root, name, seed):
-    writer = sw.CkptStoreWriter(root)
-    sw.save(unsharded(seed), checkpoint_id=name, storage_writer=writer)
-    return writer.committed
+    saving = writer(root)
+    sw.save(unsharded(seed), checkpoint_id=name, storage_writer=saving)
+    return saving.committed
 
 
 def put_raw(request, root, key, body):
@@ -182,7 +183,7 @@ def save_but_rank_one_never_uploads(url, name, seed):
             die()
         return act()
 
-    sw.save(sharded(seed), checkpoint_id=name, storage_writer=sw.CkptStoreWriter(tapped(url, tap)))
+    sw.save(sharded(seed), checkpoint_id=name, storage_writer=writer(tapped(url, tap)))
 
 
 def test_one_shard_of_two_that_is_written_again_is_never_mixed_with_the_other(gang, root):
