@@ -40,16 +40,22 @@ _COMMAND = re.compile(r"`ckptstore ([^`]+)`")
 def told(work: Callable[[], object], kind: type[CkptStoreError], *names: str, seconds: float = 20) -> CkptStoreError:
     """Run `work`, which must fail in time with exactly `kind`, naming all of `names`; return the error."""
     began = time.monotonic()
-    try:
-        work()
-    except BaseException as error:  # noqa: BLE001  (CheckpointException is one)
-        ours = sw.cause(error)
-        assert ours is not None, f"{type(error).__name__} is none of ours: {error}"
-    else:
-        raise AssertionError(f"nothing was refused, {kind.__name__} was expected")
+    error = raised(work)
     assert time.monotonic() - began < seconds
+    assert error is not None, f"nothing was refused, {kind.__name__} was expected"
+    ours = sw.cause(error)
+    assert ours is not None, f"{type(error).__name__} is none of ours: {error}"
     checked(ours, kind, *names)
     return ours
+
+
+def raised(work: Callable[[], object]) -> BaseException | None:
+    """Return what `work` raises, DCP's exception too, which is no Exception."""
+    try:
+        work()
+    except BaseException as error:  # noqa: BLE001  (see above)
+        return error
+    return None
 
 
 def checked(error: CkptStoreError, kind: type[CkptStoreError], *names: str) -> None:
@@ -126,7 +132,7 @@ def target() -> dict[str, Any]:
 
 
 def untouched(given: dict[str, Any], *, values: bool = True) -> bool:
-    """Return whether a target is still what `target` returned; DCP's own planner forgets its values, not its tensors."""
+    """Return whether a target is still what `target` returned. DCP's own planner forgets values, never tensors."""
     fresh = target()
     tensors = all(torch.equal(given["model"][key], tensor) for key, tensor in fresh["model"].items())
     return tensors and (not values or (given["step"], given["extra"]) == (fresh["step"], fresh["extra"]))

@@ -13,7 +13,7 @@ from ckptstore.errors import AccessDeniedError, IntegrityError, InvalidInputErro
 from ckptstore.objectstore.urls import open_store
 
 NO_ROOTS = ["nope://x", "gs:/x", "s3:/bucket/x", "s3://", "s3://a b/x", "file://relative", "memory://", "", "a//b"]
-NO_ROOTS += ["/tmp/../x", "/x\0", "/x\ny", "/\ud800"]
+NO_ROOTS += ["/x/../y", "/x\0", "/x\ny", "/\ud800"]
 
 
 @pytest.mark.parametrize("root", NO_ROOTS)
@@ -28,7 +28,7 @@ def test_what_is_no_root_is_refused_by_every_face_and_says_what_one_looks_like(r
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("root", [None, 5, b"/tmp/x", ["/tmp/x"]])
+@pytest.mark.parametrize("root", [None, 5, b"/x/y", ["/x/y"]])
 def test_a_root_of_a_wrong_type_is_refused_when_it_is_given(root):
     for face in (sw.CkptStoreWriter, sw.CkptStoreReader, CheckpointStore.open):
         told(lambda face=face: face(root), InvalidInputError, repr(root))
