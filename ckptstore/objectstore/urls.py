@@ -18,6 +18,7 @@ from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions, check_kinds
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_HALF_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
@@ -89,8 +90,11 @@ def _split(url: str | os.PathLike[str]) -> tuple[str, str]:
 
 def _plain_path(text: str) -> str:
     first = text.split("/", 1)[0]
-    if first.endswith(":") and first[:-1].lower() in _ENGINES:
-        raise InvalidInputError(f"{text!r} is neither a path nor a URL.", hint=f"Write {first}// and what follows.")
+    if _HALF_SCHEME.fullmatch(first):  # `s3:/bucket` would become a directory called `s3:` here
+        raise InvalidInputError(
+            f"{text!r} is neither a path nor a URL.",
+            hint=f"Write {first}// and what follows, or ./{first} if a path is meant.",
+        )
     if text.startswith("/"):
         return "/" + _checked(text[1:])
     up, rest = os.getcwd(), text  # noqa: PTH109  (a string, taken as it is)
