@@ -273,28 +273,35 @@ class CheckpointStore:
         return self._log.lost_from
 
     def verify(
-        self, checkpoint: Checkpoint | None = None, *, level: Level = "exists", progress: Progress = unwatched
+        self, checkpoint: Checkpoint | None = None, *, level: Level | None = None, progress: Progress = unwatched
     ) -> Verdict:
         """Verify the log, and a checkpoint as deep as `level` says; what is wrong stands in the verdict.
 
         Args:
             checkpoint: Which one; None verifies the log alone, which is level `chain`.
-            level: `chain` (records link), `exists` (sizes), `etag` (the store's own identity of the bytes), `full`
-                (BLAKE3 of every byte).
+            level: `chain` (records link), `exists` (sizes; the default for a checkpoint), `etag` (the store's own
+                identity of the bytes), `full` (BLAKE3 of every byte).
             progress: Told how many bytes are hashed so far, and of how many.
 
         Raises:
             InvalidInputError: There is no such level, or it needs a checkpoint.
+            IntegrityError: What was appended to the log since it was opened is damaged.
+            UnsupportedError: A newer version wrote to the log; that is no verdict.
+            UnavailableError: The store could not be read; that is no verdict. AccessDeniedError likewise.
         """
         committed = None if checkpoint is None else checkpoint.committed
+        level = level or ("chain" if checkpoint is None else "exists")
         return self._catalog.verify(committed, level=level, options=self._transfer, progress=progress)
 
     def verify_kept(self, *, level: Level = "exists", progress: Progress = unwatched) -> Iterator[Verdict]:
-        """Yield a verdict on the log, then one on the data of each checkpoint, newest first, set aside or not.
+        """Return a verdict on the log, then one on the data of each checkpoint, newest first, set aside or not.
+
+        Each is made when it is asked for, and then raises what `verify` raises.
 
         Raises:
             InvalidInputError: There is no such level.
-            UnsupportedError: A newer version wrote to the log.
+            IntegrityError: What was appended to the log since it was opened is damaged.
+            UnsupportedError: With the first verdict: a newer version wrote to the log.
         """
         return self._catalog.verify_kept(level=level, options=self._transfer, progress=progress)
 

@@ -138,19 +138,20 @@ class Catalog:
         self,
         committed: Committed | None = None,
         *,
-        level: Level = "full",
+        level: Level | None = None,
         options: TransferOptions | None = None,
         progress: Progress = unwatched,
     ) -> Verdict:
-        """Verify the log, and a checkpoint as far as `level` says. See `verify.verify`."""
+        """Verify the log, and a checkpoint as far as `level` says: by default `full`. See `verify.verify`."""
         self.log.refresh()
+        level = level or ("chain" if committed is None else "full")
         return verify(self.log, committed, level, options or TransferOptions(), progress)
 
     def verify_kept(
         self, *, level: Level = "full", options: TransferOptions | None = None, progress: Progress = unwatched
     ) -> Iterator[Verdict]:
         """Verify the log, then all that is kept. See `verify.verify_kept`."""
-        self.log.refresh().whole()
+        self.log.refresh()
         return verify_kept(self.log, level, options or TransferOptions(), progress)
 
     def in_progress(self) -> list[Uncommitted]:

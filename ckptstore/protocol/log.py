@@ -240,14 +240,14 @@ class RunLog:
                 self._take(advance(self.store, self._fold, self.clock))
             return self._fold
 
-    def records(self, *, start: int = 0) -> Iterator[Entry]:
-        """Yield every record from slot `start` to the end of what was read, and nothing from a hint.
+    def records(self, *, start: int = 0, end: int | None = None) -> Iterator[Entry]:
+        """Yield every record from slot `start` to `end`, by default that of what was read, and nothing from a hint.
 
         Raises:
             IntegrityError: One is damaged or missing.
         """
         fold = self._fold
-        for seq, body in slots_between(self.store, self.clock, start, fold.end):
+        for seq, body in slots_between(self.store, self.clock, start, fold.end if end is None else end):
             yield Entry(seq, *decode_record(body, seq=seq, run=fold.run), body)
 
     def append(

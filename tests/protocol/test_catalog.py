@@ -16,10 +16,12 @@ from ckptstore.errors import (
     NotFoundError,
     ResumeError,
     UncommittedError,
+    UnsupportedError,
 )
 from ckptstore.format.codec import encode_part
 from ckptstore.format.layout import slot_key
 from ckptstore.objectstore.memory import MemoryStore
+from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.options import LogOptions
 from ckptstore.protocol.attempt import begin
 from ckptstore.protocol.catalog import Uncommitted
@@ -28,6 +30,7 @@ from ckptstore.testing import simulated
 from ckptstore.testing.crash import DyingStore, Killed
 from ckptstore.testing.faults import Fault, FaultyStore
 from ckptstore.testing.reference import without_hints
+from ckptstore.testing.tapped import TappedStore
 
 
 def names(committed):
@@ -242,6 +245,14 @@ def test_nothing_is_appended_to_a_run_that_does_not_exist():
 LEVELS = ("chain", "exists", "etag", "full")
 
 
+class OtherEtags(ForwardingStore):
+    """Calls the same bytes by another ETag than when they were written, as a copy of the bucket does."""
+
+    def list(self, prefix, *, after=None):
+        for info in super().list(prefix, after=after):
+            yield replace(info, etag=f"{info.etag}-copied")
+
+
 def level_that_finds(store, seq=3):
     """Return the weakest level that finds something, with the findings."""
     catalog = opened(store)
@@ -299,6 +310,62 @@ def test_bytes_that_changed_are_rewritten_at_level_etag_and_damaged_at_level_ful
     assert catalog.find(seq=3).set_aside is None
 
 
+def test_the_same_bytes_under_another_etag_are_rewritten_at_level_etag_and_fine_at_level_full():
+    """I13: as after a copy of the bucket; BLAKE3 of every byte is the proof."""
+    store, _ = a_run()
+    key = opened(store).find(seq=3).commit.stem.shard_key(0)
+    catalog = opened(OtherEtags(store))
+    found = catalog.find(seq=3)
+    assert [(each.kind, each.key) for each in catalog.verify(found, level="etag").findings] == [("rewritten", key)]
+    verdict = catalog.verify(found, level="full")
+    assert (verdict.ok, verdict.bytes_read) == (True, found.commit.shards.bytes)
+
+
+LATER = [{"format": 2, "kind": "COMMIT"}, {"format": 1, "kind": "MERGE", "what": 1}]
+
+
+@pytest.mark.parametrize("later", LATER, ids=lambda later: later["kind"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_log_that_was_not_read_to_its_end_is_never_called_fine(later, level):
+    store, _ = a_run()
+    seq = append_raw(store, **later)
+    store.put(slot_key(seq + 1), b"nobody has read this")
+    catalog = opened(store)
+    asked = [
+        lambda: catalog.verify(catalog.find("step-2@2"), level=level),
+        lambda: list(catalog.verify_kept(level=level)),
+    ]
+    for ask in [*asked, catalog.verify]:
+        with pytest.raises(UnsupportedError) as caught:
+            ask()
+        assert caught.value.facts["key"] == slot_key(seq)
+
+
+def test_damage_below_a_record_of_a_later_release_is_found_all_the_same():
+    """I1: a reader that started from a state has not looked below it."""
+    store, _ = a_run(saves=70)
+    append_raw(store, **LATER[1])
+    store.put(slot_key(5), body_of(store, slot_key(5)).replace(b"step-5", b"step-6"))
+    assert [each.key for each in opened(store).verify().findings] == [slot_key(5)]
+
+
+def test_what_is_appended_while_the_log_is_verified_is_no_damage():
+    """I1: another thread appends through the same open log."""
+    store, _ = a_run()
+    appended = []
+
+    def meanwhile(call, act):
+        if call.key == "run.json" and armed and not appended:
+            appended.append(catalog.pin(2, holder="eval", reason="x"))
+        return act()
+
+    armed = []
+    catalog = opened(TappedStore(store, meanwhile))
+    armed.append(True)
+    assert catalog.verify().findings == ()
+    assert appended
+
+
 def test_a_log_that_was_damaged_after_it_was_opened_is_found_at_level_chain():
     """I1, I13: also below the state from which a reader starts."""
     store, _ = a_run(saves=70)
@@ -327,6 +394,8 @@ def test_a_level_that_is_none_is_refused():
         opened(store).verify(level="full")
     with pytest.raises(InvalidInputError):
         opened(store).verify(opened(store).latest(), level="deep")
+    with pytest.raises(InvalidInputError):
+        opened(store).verify_kept(level="deep")  # before any verdict
 
 
 @pytest.mark.parametrize(

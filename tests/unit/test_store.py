@@ -390,6 +390,13 @@ def test_all_that_is_kept_is_verified_with_one_verdict_on_the_log(run):
     ]
 
 
+def test_without_a_checkpoint_the_log_alone_is_verified(run):
+    run.save("a")
+    desk = CheckpointStore.open(run.url)
+    assert (desk.verify().level, desk.verify().seq) == ("chain", None)
+    assert desk.verify(desk.latest()).level == "exists"
+
+
 def test_progress_ends_at_all_of_the_bytes(run):
     run.save("a")
     desk = CheckpointStore.open(run.url)
