@@ -178,6 +178,7 @@ class RunLog:
         Raises:
             IntegrityError: The log is damaged.
             UnsupportedError: A later release wrote `run.json`.
+            CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
         """
         log = cls(
             store,
@@ -205,6 +206,7 @@ class RunLog:
             UnsupportedError: The store does not create only-if-absent; writing there could lose checkpoints.
             OutcomeUnknownError: Whether `run.json` was created is not known.
             IntegrityError: The log is damaged.
+            CkptStoreError: The store could not be read or asked: `UnavailableError`, `AccessDeniedError`, ...
 
         If killed: perhaps `run.json`; it says nothing but that the run exists. Perhaps keys under `probe/`.
         """
@@ -228,6 +230,8 @@ class RunLog:
 
         Raises:
             IntegrityError: The log is damaged.
+            UnsupportedError: A later release wrote `run.json`; of a later record the fold tells: see `Fold.whole`.
+            CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
         """
         with self._lock:
             if self.run is None:
@@ -245,6 +249,7 @@ class RunLog:
 
         Raises:
             IntegrityError: One is damaged or missing.
+            CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
         """
         fold = self._fold
         for seq, body in slots_between(self.store, self.clock, start, fold.end if end is None else end):
@@ -348,6 +353,7 @@ class RunLog:
         Raises:
             UnsupportedError: The store does not create only-if-absent.
             OutcomeUnknownError: Whether it was created is not known.
+            CkptStoreError: The store refused, and it did not happen: `UnavailableError`, `AccessDeniedError`, ...
 
         If killed: perhaps `run.json`; it says nothing but that the run exists.
         """

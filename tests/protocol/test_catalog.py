@@ -26,6 +26,7 @@ from ckptstore.options import LogOptions
 from ckptstore.protocol.attempt import begin
 from ckptstore.protocol.catalog import Uncommitted
 from ckptstore.protocol.fold import Pinned
+from ckptstore.protocol.parts import load_parts
 from ckptstore.testing import simulated
 from ckptstore.testing.crash import DyingStore, Killed
 from ckptstore.testing.faults import Fault, FaultyStore
@@ -428,8 +429,8 @@ def test_a_path_outside_of_its_own_attempt_is_refused_before_any_request(path):
 
 def test_a_part_that_names_a_shard_of_another_attempt_is_refused():
     """I4: swapped parts and shards."""
-    store, job = a_run()
-    theirs = opened(store).load_parts(store, opened(store).find(seq=2))[0]
+    store, _ = a_run()
+    theirs = load_parts(store, opened(store).find(seq=2))[0]
     committed = opened(store).find(seq=3)
     body, inflated = encode_part(theirs)
     ref = replace(committed.commit.parts[0], size=len(body), blake3=blake3(body).hexdigest(), inflated=inflated)
@@ -437,14 +438,14 @@ def test_a_part_that_names_a_shard_of_another_attempt_is_refused():
     swapped = replace(committed, commit=replace(committed.commit, parts=(ref,)))
     counted = FaultyStore(store, lambda _: None)
     with pytest.raises(IntegrityError) as caught:
-        job.catalog.load_parts(counted, swapped)
+        load_parts(counted, swapped)
     assert caught.value.facts["path"] == theirs.shards[0].shard.path
     assert [call.key for call in counted.calls] == [ref.path]
 
 
 def test_parts_that_describe_another_number_of_shards_than_the_commit_are_refused():
-    store, job = a_run()
+    store, _ = a_run()
     committed = opened(store).find(seq=3)
     fewer = replace(committed.commit, shards=replace(committed.commit.shards, count=2))
     with pytest.raises(IntegrityError):
-        job.catalog.load_parts(store, replace(committed, commit=fewer))
+        load_parts(store, replace(committed, commit=fewer))
