@@ -369,8 +369,7 @@ class RunLog:
         self.refresh()  # whoever was first: adopt it
 
     def _require_capable(self) -> None:
-        if not self.options.assume_single_writer:
-            require_capable(self.store, self.ids)
+        require_capable(self.store, self.ids, single_writer=self.options.assume_single_writer)
 
     def _take(self, fold: Fold) -> None:
         seen = self._fold.end
