@@ -38,6 +38,7 @@ from ckptstore.protocol.capable import require_capable
 from ckptstore.protocol.fold import Fold, apply, fold_blake3
 from ckptstore.protocol.interrupts import decided
 from ckptstore.protocol.reading import advance, get_if_there, no_run, open_fold, slots_between
+from ckptstore.protocol.snapshot import MAX_STATE_BYTES
 
 MAX_PAUSE_SECONDS = 5.0
 
@@ -334,8 +335,14 @@ class RunLog:
             self.refresh()
             return None
         if seq % FOLD_EVERY == 0 and seq > 0:
-            self.write_hint(state_key(seq), below.encode())
+            self._write_state(seq, below.encode())
         return Entry(seq, *found, holder)
+
+    def _write_state(self, seq: int, body: bytes) -> None:
+        if len(body) <= MAX_STATE_BYTES:
+            self.write_hint(state_key(seq), body)
+        else:  # nobody would read it
+            tell(self.observer, HintFailed(key=state_key(seq), reason=f"{len(body)} bytes, {MAX_STATE_BYTES} allowed"))
 
     def write_hint(self, key: str, body: bytes) -> None:
         """Write a hint, best effort: an observer hears of a failure, nobody else (I10).

@@ -21,7 +21,7 @@ from ckptstore.format.records import (
     decode_run,
 )
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.protocol.fold import Fold, apply
+from ckptstore.protocol.fold import Fold, apply, apply_to_own
 from ckptstore.protocol.snapshot import MAX_STATE_BYTES, fold_from_state
 
 READS_IN_FLIGHT = 8
@@ -112,7 +112,7 @@ def advance(store: ObjectStore, fold: Fold, clock: Clock, *, known_end: int = 0)
     Raises:
         IntegrityError: A slot is damaged, or absent below one that is there: a hole.
     """
-    ahead = 1
+    ahead, start = 1, fold
     while fold.stopped is None:
         slots = range(fold.end, min(max(known_end, fold.end + ahead), fold.end + _SPAN))
         found = dict(zip(slots, read_slots(store, slots), strict=True))
@@ -121,7 +121,8 @@ def advance(store: ObjectStore, fold: Fold, clock: Clock, *, known_end: int = 0)
             there = _reread(store, clock, seq) if body is None and seq < dense_below else body
             if there is None:
                 return fold
-            fold = apply(fold, *decode_record(there, seq=seq, run=fold.run))
+            put = apply if fold is start else apply_to_own  # the first copies the tables, and leaves `start` as it is
+            fold = put(fold, *decode_record(there, seq=seq, run=fold.run))
             if fold.stopped is not None:
                 return fold
         ahead = min(2 * ahead, READS_IN_FLIGHT)

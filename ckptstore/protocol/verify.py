@@ -15,7 +15,7 @@ from ckptstore.format.records import LEVELS, MAX_RECORD_BYTES, decode_record
 from ckptstore.format.shard import Shard, StoredShard
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 from ckptstore.options import TransferOptions
-from ckptstore.protocol.fold import Committed, Fold, apply
+from ckptstore.protocol.fold import Committed, Fold, apply_to_own
 from ckptstore.protocol.log import Entry, RunLog
 from ckptstore.protocol.parts import load_parts
 from ckptstore.protocol.reading import get_if_there, read_run
@@ -156,7 +156,7 @@ def check_chain(log: RunLog) -> None:
     _check_run(log.store, known)
     fold = Fold(run=known.run, run_blake3=known.run_blake3, last=known.run_blake3)
     for entry in log.records(end=known.end):  # another thread may append meanwhile
-        fold = apply(fold, entry.envelope, entry.record, entry.blake3)
+        fold = apply_to_own(fold, entry.envelope, entry.record, entry.blake3)
     if fold.encode() != known.encode():
         raise IntegrityError(
             "The log's records say something else together than the open log: a hint was believed, or slots changed.",
@@ -189,7 +189,7 @@ def readable_records(store: ObjectStore) -> Iterator[Entry]:
         fold = Fold(run=run.run, run_blake3=digest, last=digest)
         while (body := get_if_there(store, slot_key(fold.end), max_bytes=MAX_RECORD_BYTES)) is not None:
             entry = Entry(fold.end, *decode_record(body, seq=fold.end, run=fold.run), body)
-            fold = apply(fold, entry.envelope, entry.record, entry.blake3)
+            fold = apply_to_own(fold, entry.envelope, entry.record, entry.blake3)
             yield entry
             if fold.stopped is not None:
                 return
