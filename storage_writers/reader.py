@@ -24,6 +24,7 @@ from ckptstore.options import TransferOptions, check_flags, check_seconds
 from ckptstore.protocol.catalog import Catalog, check_asked
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.parts import load_parts
 from storage_writers import agreement, incarnations, ranks, survivors
 from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of
 from storage_writers.metadata import Contents, contents_of
@@ -160,7 +161,7 @@ class CkptStoreReader(StorageReader):
             log = RunLog.open(self._store, observer=self._observer)
             self._run, self._catalog = log.run, Catalog(log)
             self._chosen = self._choose(self._catalog)
-            parts = self._catalog.load_parts(self._store, self._chosen)
+            parts = load_parts(self._store, self._chosen)
             self._contents = contents_of(parts, only=self._only)
         except Exception as error:  # noqa: BLE001  (raised by set_up_storage_reader)
             self._failure = error

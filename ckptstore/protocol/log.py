@@ -178,6 +178,7 @@ class RunLog:
         Raises:
             IntegrityError: The log is damaged.
             UnsupportedError: A later release wrote `run.json`.
+            CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
         """
         log = cls(
             store,
@@ -205,6 +206,7 @@ class RunLog:
             UnsupportedError: The store does not create only-if-absent; writing there could lose checkpoints.
             OutcomeUnknownError: Whether `run.json` was created is not known.
             IntegrityError: The log is damaged.
+            CkptStoreError: The store could not be read or asked: `UnavailableError`, `AccessDeniedError`, ...
 
         If killed: perhaps `run.json`; it says nothing but that the run exists. Perhaps keys under `probe/`.
         """
@@ -228,6 +230,8 @@ class RunLog:
 
         Raises:
             IntegrityError: The log is damaged.
+            UnsupportedError: A later release wrote `run.json`; of a later record the fold tells: see `Fold.whole`.
+            CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
         """
         with self._lock:
             if self.run is None:
@@ -240,14 +244,15 @@ class RunLog:
                 self._take(advance(self.store, self._fold, self.clock))
             return self._fold
 
-    def records(self, *, start: int = 0) -> Iterator[Entry]:
-        """Yield every record from slot `start` to the end of what was read, and nothing from a hint.
+    def records(self, *, start: int = 0, end: int | None = None) -> Iterator[Entry]:
+        """Yield every record from slot `start` to `end`, by default that of what was read, and nothing from a hint.
 
         Raises:
             IntegrityError: One is damaged or missing.
+            CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
         """
         fold = self._fold
-        for seq, body in slots_between(self.store, self.clock, start, fold.end):
+        for seq, body in slots_between(self.store, self.clock, start, fold.end if end is None else end):
             yield Entry(seq, *decode_record(body, seq=seq, run=fold.run), body)
 
     def append(
@@ -348,6 +353,7 @@ class RunLog:
         Raises:
             UnsupportedError: The store does not create only-if-absent.
             OutcomeUnknownError: Whether it was created is not known.
+            CkptStoreError: The store refused, and it did not happen: `UnavailableError`, `AccessDeniedError`, ...
 
         If killed: perhaps `run.json`; it says nothing but that the run exists.
         """
@@ -363,8 +369,7 @@ class RunLog:
         self.refresh()  # whoever was first: adopt it
 
     def _require_capable(self) -> None:
-        if not self.options.assume_single_writer:
-            require_capable(self.store, self.ids)
+        require_capable(self.store, self.ids, single_writer=self.options.assume_single_writer)
 
     def _take(self, fold: Fold) -> None:
         seen = self._fold.end

@@ -191,6 +191,19 @@ def test_a_log_without_its_run_is_damage_and_never_a_new_run():
         assert caught.value.facts["key"] == "run.json"
 
 
+def test_a_run_that_begins_while_it_is_looked_for_is_no_damage():
+    """I11: run.json is looked for before another job begins the run, the log is listed after it."""
+    store, begun = MemoryStore(clock=ManualClock()), []
+
+    def late(call, act):
+        if call.operation == "list" and not begun:
+            begun.append(Job(store).save("step-1"))
+        return act()
+
+    catalog = opened(TappedStore(store, late))
+    assert catalog.latest() == begun[0]
+
+
 @pytest.mark.parametrize("key", ["run.json", *(slot_key(seq) for seq in range(4))])
 def test_every_flipped_bit_of_a_record_is_found_in_the_newest_one_too(key):
     """I13: every byte in turn, one bit of it."""
