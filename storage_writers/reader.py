@@ -19,7 +19,6 @@ from ckptstore.clock import IdSource, SystemIds
 from ckptstore.errors import CkptStoreError, IncompatibleStateError, InvalidInputError, NotFoundError
 from ckptstore.events import Loaded, Observer, PassedOver, silent, tell
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.objectstore.urls import open_store
 from ckptstore.options import TransferOptions, check_flags, check_seconds
 from ckptstore.protocol.catalog import Catalog, check_asked
 from ckptstore.protocol.fold import Committed
@@ -28,6 +27,7 @@ from storage_writers import agreement, incarnations, ranks, survivors
 from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of
 from storage_writers.metadata import Contents, contents_of
 from storage_writers.planning import plain_name
+from storage_writers.roots import open_root
 
 EMPTY = Metadata({})
 SCAN_SECONDS = 3600.0
@@ -322,22 +322,3 @@ def _checked_prefixes(only: object) -> tuple[str, ...]:
     if not prefixes or not all(isinstance(prefix, str) and prefix for prefix in prefixes):
         raise InvalidInputError(f"only={only!r:.80} is no list of keys.", hint="Pass only=('model',), say.")
     return prefixes
-
-
-def open_root(
-    url: str | os.PathLike[str] | ObjectStore,
-    *,
-    storage_options: Mapping[str, object] | None,
-    transfer: TransferOptions,
-) -> ObjectStore:
-    """Return the store at a run's root, or `url` itself if it is one."""
-    if isinstance(url, str | os.PathLike):
-        return open_store(url, storage_options=storage_options, transfer=transfer)
-    if not hasattr(url, "open_upload"):
-        raise InvalidInputError(
-            f"A run's root must be a path, a URL or an open store, not {url!r:.80}.",
-            hint="Pass 's3://bucket/run', say.",
-        )
-    if storage_options:
-        raise InvalidInputError("storage_options belong to a URL, not to an open store.", hint="Leave them out.")
-    return url

@@ -35,7 +35,7 @@ from ckptstore.transfer.upload import upload_shard
 from storage_writers import agreement, incarnations, ranks, survivors
 from storage_writers.metadata import check_written, encode_planner, received
 from storage_writers.planning import Contents, Ticket, check_caching, check_items, name_and_step
-from storage_writers.reader import open_root
+from storage_writers.roots import open_root
 
 _AGREED = ("the checkpoint's name", "the global step", "the world size", "the run's root", "the run")
 
@@ -63,7 +63,8 @@ class CkptStoreWriter(StorageWriter):
         url: Root of the run; or an open store.
         storage_options: Of the store's engine.
         process_group: The ranks that save together; pass the same to `dcp.save`. None: all ranks.
-        takeover: `same_job` refuses a run that another job has claimed; `always` fences it.
+        takeover: `same_job` refuses a run that another job has claimed (and asks for a name of this one); `always`
+            fences it.
         job: What the scheduler calls this job; by default what it says in the environment.
         allow_pickle: Values that only unrestricted pickle can read are stored, and marked.
         allow_one_rank: This process saves alone, though others run.
@@ -99,6 +100,7 @@ class CkptStoreWriter(StorageWriter):
         check_takeover(takeover)
         if job is not None:
             check_who(job=job)
+        incarnations.check_named(job, takeover)
         self._url = url
         self._storage_options = storage_options
         self._group = process_group
