@@ -8,9 +8,8 @@ may be using.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -24,7 +23,6 @@ from ckptstore.errors import (
     DisagreementError,
     FencedError,
     IntegrityError,
-    UnavailableError,
 )
 from storage_writers.ranks import Peers
 
@@ -203,24 +201,16 @@ class _Table:
         )
 
 
-@contextlib.contextmanager
-def in_our_words(what: str) -> Iterator[None]:
-    """Let foreign errors out as ours: DCP sends them to all ranks, which not every foreign one survives.
+def in_our_words(error: BaseException, what: str) -> CkptStoreError:
+    """Return `error` if it is ours, or one of ours that tells of it: not every foreign one survives the way to others.
 
     Args:
-        what: Did not happen, if the block fails.
-
-    Raises:
-        UnavailableError: Something foreign was raised inside.
+        error: What was raised.
+        what: Is true of it, whatever it is.
     """
-    try:
-        yield
-    except CkptStoreError:
-        raise
-    except Exception as error:
-        raise UnavailableError(
-            f"{what}: {type(error).__name__}: {error!s:.500}.", hint="Mend what this says of that rank, and try again."
-        ) from error
+    if isinstance(error, CkptStoreError):
+        return error
+    return CkptStoreError(f"{what}: {type(error).__name__}: {error!s:.500}.", hint="Mend what this says of that rank.")
 
 
 def same(what: Sequence[str], proposals: Sequence[Sequence[object]]) -> None:
