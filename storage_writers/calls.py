@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
 from ckptstore.errors import CkptStoreError, StalledError
 from storage_writers.agreement import at_rank, gravest
+from storage_writers.losses import Progress, is_loss, loss_in_load, loss_in_save
 from storage_writers.planners import StrictLoadPlanner
 from storage_writers.reader import CkptStoreReader
 from storage_writers.writer import CkptStoreWriter
@@ -35,6 +36,7 @@ def save(
 
     Raises:
         StalledError: The async save before has not ended.
+        CommitUnknownError: A rank was lost, and this one cannot know whether the checkpoint was committed; or it was.
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
 
@@ -53,8 +55,8 @@ def save(
                 no_dist=no_dist,
             ),
         )
-    except CheckpointException as failed:
-        ours = cause(failed)
+    except (CheckpointException, RuntimeError) as failed:
+        ours = _ours(failed, storage_writer.progress)
         if ours is None:
             raise
         raise ours from failed
@@ -72,6 +74,7 @@ def load(
     """Load as `dcp.load` does, with a planner that leaves the target whole until everything is checked.
 
     Raises:
+        DisagreementError: A rank was lost.
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
     """
@@ -84,8 +87,8 @@ def load(
             process_group=process_group,
             no_dist=no_dist,
         )
-    except CheckpointException as failed:
-        ours = cause(failed)
+    except (CheckpointException, RuntimeError) as failed:
+        ours = loss_in_load(storage_reader.failure) if is_loss(failed) else cause(failed)
         if ours is None:
             raise
         raise ours from failed
@@ -131,7 +134,7 @@ def async_save(
             planner=planner,
             process_group=group,
         )
-    outer = SaveFuture()
+    outer = SaveFuture(storage_writer)
     cast("Future[Metadata]", inner).add_done_callback(outer.follow)
     storage_writer.outstanding = outer
     return outer
@@ -163,8 +166,9 @@ def wait(storage_writer: CkptStoreWriter, *, seconds: float = OUTSTANDING_SECOND
 class SaveFuture(Future[Metadata]):
     """A save under way. It cannot be cancelled: the other ranks are saving too."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage_writer: CkptStoreWriter) -> None:
         super().__init__()
+        self._writer, self._before = storage_writer, storage_writer.progress
         self.asked = False
         """Whether somebody has been told how it ended."""
         self.set_running_or_notify_cancel()
@@ -175,7 +179,17 @@ class SaveFuture(Future[Metadata]):
         if error is None:
             self.set_result(inner.result())
         else:
-            self.set_exception(_unwrapped(error))
+            self.set_exception(self._unwrapped(error))
+
+    def _unwrapped(self, error: BaseException) -> BaseException:
+        """Return our error in `error`, raised from it; or `error`."""
+        # Called on the thread of the save; or on the one that began it, where another save may have been before.
+        progress = self._writer.progress
+        ours = _ours(error, None if progress is self._before else progress)
+        if ours is None or ours is error:
+            return error
+        ours.__cause__ = error
+        return ours
 
     def result(self, timeout: float | None = None) -> Metadata:
         """Return DCP's metadata, or raise what went wrong."""
@@ -206,10 +220,6 @@ def cause(error: BaseException) -> CkptStoreError | None:
     return gravest(ours) if ours else None
 
 
-def _unwrapped(error: BaseException) -> BaseException:
-    """Return our error in `error`, raised from it; or `error`."""
-    ours = cause(error)
-    if ours is None or ours is error:
-        return error
-    ours.__cause__ = error
-    return ours
+def _ours(error: BaseException, progress: Progress | None) -> CkptStoreError | None:
+    """Return our error for what a save raised; None if there is none."""
+    return loss_in_save(progress) if is_loss(error) else cause(error)

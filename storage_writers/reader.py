@@ -24,6 +24,7 @@ from ckptstore.protocol.catalog import Catalog
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from storage_writers import agreement, incarnations, ranks
+from storage_writers.agreement import LONGEST_WORK_SECONDS
 from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of
 from storage_writers.metadata import Contents, contents_of
 
@@ -133,7 +134,8 @@ class CkptStoreReader(StorageReader):
         self._run: str | None = None
         self._chosen: Committed | None = None
         self._contents = Contents(EMPTY)
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
+        """Why the last load failed on this rank; None if it did not, or in the middle of filling the target."""
         self.report: LoadReport | None = None
         """What the last load did; None before it ended well."""
 
@@ -148,7 +150,7 @@ class CkptStoreReader(StorageReader):
         DCP turns an error of this call into an AssertionError without a cause, so it is kept and raised by the next
         one. (No parameter may be called `kwargs`: DCP would call again, with `rank=`.)
         """
-        self.report, self._failure, self._contents = None, None, Contents(EMPTY)
+        self.report, self.failure, self._contents = None, None, Contents(EMPTY)
         try:
             log = RunLog.open(self._store, observer=self._observer)
             self._run, catalog = log.run, Catalog(log)
@@ -156,7 +158,7 @@ class CkptStoreReader(StorageReader):
             parts = catalog.load_parts(self._store, self._chosen)
             self._contents = contents_of(parts, only=self._only)
         except Exception as error:  # noqa: BLE001  (raised by set_up_storage_reader)
-            self._failure = error
+            self.failure = error
         return self._contents.metadata
 
     def _choose(self, catalog: Catalog) -> Committed:
@@ -180,8 +182,8 @@ class CkptStoreReader(StorageReader):
             raise InvalidInputError(
                 "Loading without collectives is not supported.", hint="Leave use_collectives alone."
             )
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Add which checkpoint this rank chose, and what its target asks for."""
@@ -247,10 +249,9 @@ class CkptStoreReader(StorageReader):
             fetcher.check_structure(reads.shards)
             values = fetcher.values(reads.values, allow_pickle=self._allow_pickle)
 
-        # They were here a moment ago, and read under limits of their own.
-        self._agree(ticket, "check", check, seconds=self._seconds + agreement.WORK_SECONDS)
+        self._agree(ticket, "check", check)
         if self._verify_first:
-            self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), seconds=SCAN_SECONDS)
+            self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), longest=SCAN_SECONDS)
         fetcher.fill(reads.tensors)
         for read in reads.tensors:
             planner.commit_tensor(read.item, read.target)
@@ -261,14 +262,18 @@ class CkptStoreReader(StorageReader):
         done.set_result(None)
         return done
 
-    def _agree(self, ticket: LoadTicket, what: str, mine: Callable[[], None], *, seconds: float) -> None:
+    def _agree(
+        self, ticket: LoadTicket, what: str, mine: Callable[[], None], *, longest: float = LONGEST_WORK_SECONDS
+    ) -> None:
         """Do `mine` on every rank; if it fails on one, all raise that, and no target was touched on any."""
         peers = ranks.meet(ticket.rank, ticket.world_size, f"load/{ticket.load_id}/{what}")
+        seconds = self._seconds + agreement.work_seconds(peers, longest)
         try:
             agreement.agree(peers, mine, lambda _: None, seconds=seconds)
         except CkptStoreError as error:
             error.facts |= {"written": [], "written_count": 0}
             error.message += " No target was touched."
+            self.failure = error
             raise
 
     def _end(self, reads: Reads, ticket: LoadTicket, planner: LoadPlanner, fetched: int, seconds: float) -> None:

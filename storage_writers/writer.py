@@ -34,6 +34,7 @@ from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from ckptstore.transfer.upload import upload_shard
 from storage_writers import agreement, incarnations, ranks
+from storage_writers.losses import Progress
 from storage_writers.metadata import check_written, encode_planner, received
 from storage_writers.planning import Contents, Ticket, check_caching, check_items, name_and_step
 from storage_writers.reader import open_root
@@ -49,6 +50,7 @@ class _Save:
     name: str
     description: Description
     peers: ranks.Peers
+    progress: Progress
     set_up: bool = False
     begun: tuple[Incarnation, Attempt] | None = None
 
@@ -180,7 +182,7 @@ class CkptStoreWriter(StorageWriter):
 
         save_id = agreement.agree(peers, mine, judge, seconds=self._seconds, root_first=True)
         assert said is not None  # noqa: S101  (all ranks agree, so this one has spoken)
-        self._here.save = _Save(save_id, *said, peers)
+        self._here.save = _Save(save_id, *said, peers, Progress(said[0], peers.rank))
 
     def _take_description(self) -> Description:
         if self._handed is not None:
@@ -233,6 +235,11 @@ class CkptStoreWriter(StorageWriter):
     def _save(self) -> _Save | None:
         save: _Save | None = getattr(self._here, "save", None)
         return save
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the last save of this thread has come; None before the ranks agreed on it."""
+        return self._save.progress if self._save is not None else None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that every tensor of this rank can be stored.
@@ -297,6 +304,15 @@ class CkptStoreWriter(StorageWriter):
         If killed: nothing, or a whole shard, under a private prefix; perhaps an incomplete upload.
         """
         save, _ = self._begun()
+        done: Future[list[WriteResult]] = Future()
+        with save.progress.noting():
+            contents = self._checked(save, plan, planner)
+            done.set_result(self._upload(plan, contents) if plan.items else [])
+        save.progress.handed_in = True
+        return done
+
+    def _checked(self, save: _Save, plan: SavePlan, planner: SavePlanner) -> Contents:
+        """Return what this rank will write, when all ranks have checked theirs."""
         contents: Contents | None = None
 
         def check() -> None:
@@ -309,13 +325,10 @@ class CkptStoreWriter(StorageWriter):
                 )
             contents = Contents(plan, planner, allow_pickle=self._allow_pickle)
 
-        seconds = self._seconds + agreement.WORK_SECONDS  # they were here a moment ago, and may resolve large values
         peers = dataclasses.replace(save.peers, channel=f"write/{save.save_id}")
-        agreement.agree(peers, check, lambda _: None, seconds=seconds)
+        agreement.agree(peers, check, lambda _: None, seconds=self._seconds + agreement.work_seconds(peers))
         assert contents is not None  # noqa: S101  (all ranks agree, so this one has checked)
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(self._upload(plan, contents) if plan.items else [])
-        return done
+        return contents
 
     def _upload(self, plan: SavePlan, contents: Contents) -> list[WriteResult]:
         """Send the shard; return one result per item, in file order, all with one receipt."""
@@ -345,24 +358,25 @@ class CkptStoreWriter(StorageWriter):
         """
         save, log = self._begun()
         assert save.begun is not None  # noqa: S101  (prepare_global_plan ran here)
-        shards = received(results)
-        check_written(metadata, shards)
-        try:
-            self.committed = commit(
-                log,
-                *save.begun,
-                shards,
-                planner=encode_planner(metadata.planner_data),
-                software=_software(),
-                options=self._transfer,
-            )
-        except Exception:
-            raise
-        except BaseException as interrupt:  # I5: DCP would report a failure, and the commit may stand
-            raise CommitUnknownError(
-                f"The save of {save.name} was interrupted during its commit: {interrupt!r}.",
-                hint="Delete nothing. Run `ckptstore log URL` to see whether it was committed.",
-            ) from interrupt
+        with save.progress.noting():
+            shards = received(results)
+            check_written(metadata, shards)
+            try:
+                self.committed = save.progress.ended = commit(
+                    log,
+                    *save.begun,
+                    shards,
+                    planner=encode_planner(metadata.planner_data),
+                    software=_software(),
+                    options=self._transfer,
+                )
+            except Exception:
+                raise
+            except BaseException as interrupt:  # I5: DCP would report a failure, and the commit may stand
+                raise CommitUnknownError(
+                    f"The save of {save.name} was interrupted during its commit: {interrupt!r}.",
+                    hint="Delete nothing. Run `ckptstore log URL` to see whether it was committed.",
+                ) from interrupt
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
