@@ -87,6 +87,14 @@ class TailLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PassedOver(Event):
+    """Something newer than the newest checkpoint that may be loaded, and why it is not that one."""
+
+    checkpoint_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded(Event):
     """A load ended well."""
 

@@ -8,8 +8,9 @@ may be using.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -23,26 +24,19 @@ from ckptstore.errors import (
     DisagreementError,
     FencedError,
     IntegrityError,
+    UnavailableError,
 )
 from storage_writers.ranks import Peers
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-LONGEST_WORK_SECONDS = 300.0
+WORK_SECONDS = 300.0
+"""How much longer a rank is waited for that was here a moment ago and works under limits of its own."""
 
 _LONGEST_PAUSE_SECONDS = 0.05
 _GRAVITY: tuple[type[CkptStoreError], ...] = (FencedError, CommitUnknownError, IntegrityError)
 _CLOCK, _IDS = SystemClock(), SystemIds()
-
-
-def work_seconds(peers: Peers, longest: float = LONGEST_WORK_SECONDS) -> float:
-    """Return how much longer a rank is waited for that was here a moment ago, and works under limits of its own.
-
-    It may have been killed since: the group would not wait longer than its time-out, so we do not. The launch gave it
-    to the group and to its store alike.
-    """
-    return longest if peers.store is None else min(longest, peers.store.timeout.total_seconds())
 
 
 def agree(
@@ -70,7 +64,7 @@ def agree(
         return judge([mine()])
     table = _Table(peers, PrefixStore(f"ckptstore/{peers.channel}", peers.store), seconds)
     try:
-        verdict = table.collect(mine, judge) if peers.rank == 0 else table.propose(mine, root_first=root_first)
+        verdict, raised = table.collect(mine, judge) if peers.rank == 0 else table.propose(mine, root_first=root_first)
     except dist.DistError as error:
         raise DisagreementError(
             f"Rank {peers.rank} lost the store through which ranks agree: {error}",
@@ -78,7 +72,7 @@ def agree(
             rank=peers.rank,
         ) from error
     if verdict.error is not None:
-        raise verdict.error
+        raise verdict.error from raised
     return cast("R", verdict.answer)
 
 
@@ -95,6 +89,10 @@ class _Verdict:
     error: CkptStoreError | None = None
 
 
+_Heard = tuple[_Verdict, Exception | None]
+"""The verdict, and the foreign error of this rank that it tells of."""
+
+
 @dataclass(frozen=True)
 class _Table:
     """Where the ranks lay their proposals. A key is deleted only by who reads it, so that no read can block."""
@@ -103,7 +101,7 @@ class _Table:
     store: Any
     seconds: float
 
-    def collect(self, mine: Callable[[], object], judge: Callable[[Sequence[Any]], object]) -> _Verdict:
+    def collect(self, mine: Callable[[], object], judge: Callable[[Sequence[Any]], object]) -> _Heard:
         """Rank 0: gather, judge, tell."""
         self.store.set("root", "here")
         proposals: dict[int, _Proposal] = {}
@@ -119,31 +117,27 @@ class _Table:
         for rank, proposal in proposals.items():
             if rank:
                 self.store.set(f"verdict/{proposal.token}", message)
-        if raised is not None:
-            raise raised
-        return verdict
+        return verdict, raised
 
-    def propose(self, mine: Callable[[], object], *, root_first: bool) -> _Verdict:
+    def propose(self, mine: Callable[[], object], *, root_first: bool) -> _Heard:
         """Any other rank: lay down a proposal and wait for the verdict."""
         if root_first:
             came = self._until(lambda: self._is("root"), self.seconds)
             # Rank 0 may give up just now, and take both keys away.
-            came = came and self._until(lambda: self._is("ready") or not self._is("root"), work_seconds(self.peers))
+            came = came and self._until(lambda: self._is("ready") or not self._is("root"), WORK_SECONDS)
             if not came:
                 raise self._missing([0])
         proposal, raised = self._attempt(mine)
         key, verdict_key = f"proposal/{self.peers.rank}", f"verdict/{proposal.token}"
         self.store.set(key, pickle.dumps(proposal))
         told = self._until(lambda: self._is("root") or self._is(verdict_key), self.seconds)
-        told = told and self._until(lambda: self._is(verdict_key), self.seconds + work_seconds(self.peers))
+        told = told and self._until(lambda: self._is(verdict_key), self.seconds + WORK_SECONDS)
         if not told:
             self.store.set(key, b"")  # withdrawn: who comes later must not count on it
             raise raised or self._missing([0])
         verdict: _Verdict = pickle.loads(self.store.get(verdict_key))  # noqa: S301  (a peer's, as in DCP's own gather)
         self.store.delete_key(verdict_key)
-        if raised is not None:
-            raise raised
-        return verdict
+        return verdict, raised
 
     def _attempt(self, mine: Callable[[], object]) -> tuple[_Proposal, Exception | None]:
         """Return this rank's proposal, and what it raised: a rank that fails still tells the others."""
@@ -153,8 +147,8 @@ class _Table:
         except CkptStoreError as error:
             at_rank(error, self.peers.rank)
             return _Proposal(token, error=error), None
-        except Exception as error:  # noqa: BLE001  (raised again, by this rank, when the others have been told)
-            told = CkptStoreError(f"{type(error).__name__}: {error}", hint="See the log of that rank.")
+        except Exception as error:  # noqa: BLE001  (the cause of what this rank raises when the others have been told)
+            told = CkptStoreError(f"{type(error).__name__}: {error}")
             return _Proposal(token, error=at_rank(told, self.peers.rank)), error
 
     def _gather(self, proposals: dict[int, _Proposal]) -> list[int]:
@@ -207,6 +201,26 @@ class _Table:
             missing=ranks,
             world_size=self.peers.world_size,
         )
+
+
+@contextlib.contextmanager
+def in_our_words(what: str) -> Iterator[None]:
+    """Let foreign errors out as ours: DCP sends them to all ranks, which not every foreign one survives.
+
+    Args:
+        what: Did not happen, if the block fails.
+
+    Raises:
+        UnavailableError: Something foreign was raised inside.
+    """
+    try:
+        yield
+    except CkptStoreError:
+        raise
+    except Exception as error:
+        raise UnavailableError(
+            f"{what}: {type(error).__name__}: {error!s:.500}.", hint="Mend what this says of that rank, and try again."
+        ) from error
 
 
 def same(what: Sequence[str], proposals: Sequence[Sequence[object]]) -> None:

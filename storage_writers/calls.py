@@ -43,6 +43,7 @@ def save(
     If killed: see `CkptStoreWriter.finish`.
     """
     wait(storage_writer)
+    storage_writer.forget()
     try:
         return cast(
             "Metadata",
@@ -56,7 +57,11 @@ def save(
             ),
         )
     except (CheckpointException, RuntimeError) as failed:
+<<<<<<< HEAD
         ours = _ours(failed, storage_writer.progress)
+=======
+        ours = _ours(failed, storage_writer)
+>>>>>>> main
         if ours is None:
             raise
         raise ours from failed
@@ -78,6 +83,7 @@ def load(
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
     """
+    storage_reader.forget()
     try:
         state_dict_loader.load(
             state_dict,
@@ -88,7 +94,11 @@ def load(
             no_dist=no_dist,
         )
     except (CheckpointException, RuntimeError) as failed:
+<<<<<<< HEAD
         ours = loss_in_load(storage_reader.failure) if is_loss(failed) else cause(failed)
+=======
+        ours = _ours(failed, storage_reader)
+>>>>>>> main
         if ours is None:
             raise
         raise ours from failed
@@ -125,6 +135,7 @@ def async_save(
     If killed: see `CkptStoreWriter.finish`.
     """
     wait(storage_writer, seconds=wait_seconds)
+    storage_writer.forget()
     group = process_group if process_group is not None else storage_writer.process_group
     with storage_writer.handing_over():
         inner = state_dict_saver.async_save(
@@ -168,7 +179,11 @@ class SaveFuture(Future[Metadata]):
 
     def __init__(self, storage_writer: CkptStoreWriter) -> None:
         super().__init__()
+<<<<<<< HEAD
         self._writer, self._before = storage_writer, storage_writer.progress
+=======
+        self._storage_writer = storage_writer
+>>>>>>> main
         self.asked = False
         """Whether somebody has been told how it ended."""
         self.set_running_or_notify_cancel()
@@ -178,6 +193,7 @@ class SaveFuture(Future[Metadata]):
         error = inner.exception()
         if error is None:
             self.set_result(inner.result())
+<<<<<<< HEAD
         else:
             self.set_exception(self._unwrapped(error))
 
@@ -190,6 +206,13 @@ class SaveFuture(Future[Metadata]):
             return error
         ours.__cause__ = error
         return ours
+=======
+            return
+        ours = _ours(error, self._storage_writer)
+        if ours is not None and ours is not error:
+            ours.__cause__ = error
+        self.set_exception(ours or error)
+>>>>>>> main
 
     def result(self, timeout: float | None = None) -> Metadata:
         """Return DCP's metadata, or raise what went wrong."""
@@ -220,6 +243,16 @@ def cause(error: BaseException) -> CkptStoreError | None:
     return gravest(ours) if ours else None
 
 
+<<<<<<< HEAD
 def _ours(error: BaseException, progress: Progress | None) -> CkptStoreError | None:
     """Return our error for what a save raised; None if there is none."""
     return loss_in_save(progress) if is_loss(error) else cause(error)
+=======
+def _ours(error: BaseException, side: CkptStoreWriter | CkptStoreReader) -> CkptStoreError | None:
+    """Return our error in what came out of DCP, or the one that says which ranks were lost; None if it is not ours.
+
+    A bare RuntimeError is one of DCP's own collectives: all else that fails after the begin comes in a
+    CheckpointException.
+    """
+    return side.lost() if isinstance(error, RuntimeError) else cause(error)
+>>>>>>> main

@@ -117,7 +117,7 @@ def reads_of(plan: LoadPlan, planner: LoadPlanner, contents: Contents) -> Reads:
                     key=key,
                 )
             values.append(ValueRead(item, shard, stored))
-        elif 0 not in item.lengths:
+        else:
             found.append(TensorRead(item, shard, stored, _target_of(item, planner)))
     return Reads(tuple(found), tuple(values))
 
@@ -167,8 +167,7 @@ class Fetcher:
         """Check sizes, headers, leaf tables and roots of `shards`.
 
         Raises:
-            IntegrityError: One is not what was written.
-            NotFoundError: One is missing.
+            IntegrityError: One is not what was written, or missing.
         """
         in_flight(shards, lambda shard: check_shard(self._store, shard), limit=self._options.fetches_in_flight)
 
@@ -202,8 +201,8 @@ class Fetcher:
             for read, out in zip(reads, raw, strict=True)
         ]
 
-    def fill(self, reads: Sequence[TensorRead]) -> None:
-        """Fill the targets. Each leaf is verified before a byte of it reaches one (I13).
+    def fill(self, reads: Sequence[TensorRead], *, ranks: int) -> None:
+        """Fill this rank's targets, as one of `ranks`. Each leaf is verified before a byte of it reaches one (I13).
 
         Raises:
             IntegrityError: Bytes are not what was written. The facts say which tensors were written by then.
@@ -225,7 +224,7 @@ class Fetcher:
                 self._bounce(batch)
                 done += dict.fromkeys(read.key for read, _ in batch)
         except CkptStoreError as error:
-            _say_written(error, done)
+            _say_written(error, done, ranks)
             raise
 
     def scan(self, reads: Sequence[TensorRead]) -> None:
@@ -289,11 +288,16 @@ def cut(lengths: tuple[int, ...], itemsize: int, limit: int) -> Iterator[Box]:
             yield (start, *offsets), (count, *inner)
 
 
-def _say_written(error: CkptStoreError, done: Sequence[str]) -> None:
-    """Say in `error` which tensors had been written when it happened, and that the target is a mixture then."""
+def _say_written(error: CkptStoreError, done: Sequence[str], ranks: int) -> None:
+    """Say in `error` which tensors had been written when it happened, and whether the target is a mixture now."""
     here = error.facts.get("written")
     written = [*done, *(here if isinstance(here, list) else [])]
     count = len(done) + int(error.facts.get("written_count") or 0)  # type: ignore[arg-type]
-    error.facts |= {"written": [str(key) for key in written[:20]], "written_count": count}
+    untouched = ranks == 1 and not count
+    error.facts |= {"written": [str(key) for key in written[:20]], "written_count": count, "untouched": untouched}
     named = ", ".join(str(key) for key in written[:8])
     error.message += f" {count} tensors were already written: {named}." if count else " No tensor was written."
+    if ranks > 1:
+        error.message += " That is said of this rank; the others went on filling their targets."
+    if not untouched:
+        error.message += " Taken as a whole the target is a mixture now: load it again, or start anew."

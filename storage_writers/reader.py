@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +17,22 @@ from torch.futures import Future
 
 from ckptstore.clock import IdSource, SystemIds
 from ckptstore.errors import CkptStoreError, IncompatibleStateError, InvalidInputError, NotFoundError
-from ckptstore.events import Loaded, Observer, silent, tell
+from ckptstore.events import Loaded, Observer, PassedOver, silent, tell
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
-from ckptstore.options import TransferOptions
-from ckptstore.protocol.catalog import Catalog
+from ckptstore.options import TransferOptions, check_flags, check_seconds
+from ckptstore.protocol.catalog import Catalog, check_asked
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
+<<<<<<< HEAD
 from storage_writers import agreement, incarnations, ranks
 from storage_writers.agreement import LONGEST_WORK_SECONDS
+=======
+from storage_writers import agreement, incarnations, ranks, survivors
+>>>>>>> main
 from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of
 from storage_writers.metadata import Contents, contents_of
+from storage_writers.planning import plain_name
 
 EMPTY = Metadata({})
 SCAN_SECONDS = 3600.0
@@ -95,7 +101,8 @@ class CkptStoreReader(StorageReader):
         storage_options: Of the store's engine.
         transfer: How bytes are moved.
         agree_timeout_seconds: How long a rank that does not come is waited for.
-        observer: Hears of the load.
+        observer: Hears of the load, and of what is newer than the newest checkpoint and why that is not loaded; for
+            this one rank lists all data of the run.
 
     Raises:
         InvalidInputError: An argument is outside of what is allowed.
@@ -119,12 +126,14 @@ class CkptStoreReader(StorageReader):
         agree_timeout_seconds: float = 60.0,
         observer: Observer = silent,
     ) -> None:
-        if isinstance(only, str) or (only is not None and not only):
-            raise InvalidInputError(f"only={only!r} is no list of keys.", hint="Pass only=('model',), say.")
+        check_seconds(agree_timeout_seconds=agree_timeout_seconds)
+        check_flags(allow_missing=allow_missing, allow_unexpected=allow_unexpected, allow_cast=allow_cast)
+        check_flags(allow_pickle=allow_pickle, verify_first=verify_first)
+        check_asked(checkpoint_id, step, seq)
         self._transfer = transfer or TransferOptions()
         self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
         self._name, self._step, self._seq = checkpoint_id, step, seq
-        self._only = None if only is None else tuple(only)
+        self._only = None if only is None else _checked_prefixes(only)
         self.allow_missing = allow_missing
         self._allow_unexpected, self._allow_cast, self._allow_pickle = allow_unexpected, allow_cast, allow_pickle
         self._verify_first = verify_first
@@ -132,17 +141,23 @@ class CkptStoreReader(StorageReader):
         self._observer = observer
         self._ids: IdSource = SystemIds()
         self._run: str | None = None
+        self._catalog: Catalog | None = None
         self._chosen: Committed | None = None
         self._contents = Contents(EMPTY)
+<<<<<<< HEAD
         self.failure: Exception | None = None
         """Why the last load failed on this rank; None if it did not, or in the middle of filling the target."""
+=======
+        self._failure: Exception | None = None
+        self._ticket: LoadTicket | None = None
+>>>>>>> main
         self.report: LoadReport | None = None
         """What the last load did; None before it ended well."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Take the name of the next checkpoint to load."""
         if checkpoint_id is not None:
-            self._name, self._step, self._seq = os.fspath(checkpoint_id), None, None
+            self._name, self._step, self._seq = plain_name(checkpoint_id), None, None
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Choose a checkpoint and return what it holds.
@@ -153,9 +168,9 @@ class CkptStoreReader(StorageReader):
         self.report, self.failure, self._contents = None, None, Contents(EMPTY)
         try:
             log = RunLog.open(self._store, observer=self._observer)
-            self._run, catalog = log.run, Catalog(log)
-            self._chosen = self._choose(catalog)
-            parts = catalog.load_parts(self._store, self._chosen)
+            self._run, self._catalog = log.run, Catalog(log)
+            self._chosen = self._choose(self._catalog)
+            parts = self._catalog.load_parts(self._store, self._chosen)
             self._contents = contents_of(parts, only=self._only)
         except Exception as error:  # noqa: BLE001  (raised by set_up_storage_reader)
             self.failure = error
@@ -203,11 +218,21 @@ class CkptStoreReader(StorageReader):
         choices: list[Choice] = [plan.storage_data for plan in plans]
         agreement.same(["the checkpoint they chose"], [[f"seq {c.seq}, {c.blake3[:16]}"] for c in choices])  # I12
         skipped = self._unasked(choices)
+        self._tell_passed_over()
         load_id = self._ids.nonce()
         return [
             dataclasses.replace(plan, storage_data=LoadTicket(load_id, rank, len(plans), skipped))
             for rank, plan in enumerate(plans)
         ]
+
+    def _tell_passed_over(self) -> None:
+        if self._observer is silent or (self._name, self._step, self._seq) != (None, None, None):
+            return
+        assert self._catalog is not None  # noqa: S101  (read_metadata chose from it)
+        assert self._chosen is not None  # noqa: S101  (the same)
+        with contextlib.suppress(CkptStoreError):  # what is told can never fail a load
+            for name, reason in self._catalog.passed_over(self._chosen):
+                tell(self._observer, PassedOver(name, reason))
 
     def _unasked(self, choices: Sequence[Choice]) -> tuple[str, ...]:
         """Return the keys that no rank asks for, refusing them unless that is allowed."""
@@ -231,7 +256,8 @@ class CkptStoreReader(StorageReader):
 
         Raises:
             IncompatibleStateError: Dtypes or shapes differ. No target was touched, on any rank.
-            IntegrityError: Bytes are not what was written. The message says which tensors were written by then.
+            IntegrityError: Bytes are not what was written. The message says which tensors were written by then, and the
+                fact `untouched` whether every target of every rank is still what it was.
             UnsafePickleError: A value needs pickle and that is not allowed. No target was touched.
             DisagreementError: A rank did not come.
         """
@@ -239,7 +265,7 @@ class CkptStoreReader(StorageReader):
         ticket = plan.storage_data
         if not isinstance(ticket, LoadTicket) or self._chosen is None:
             raise InvalidInputError("This plan was not made by this reader.", hint="Use one reader for one load.")
-        reads, values = Reads((), ()), []
+        self._ticket, reads, values = ticket, Reads((), ()), []
         fetcher = Fetcher(self._store, self._transfer)
 
         def check() -> None:
@@ -251,12 +277,22 @@ class CkptStoreReader(StorageReader):
 
         self._agree(ticket, "check", check)
         if self._verify_first:
+<<<<<<< HEAD
             self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), longest=SCAN_SECONDS)
         fetcher.fill(reads.tensors)
         for read in reads.tensors:
             planner.commit_tensor(read.item, read.target)
         for value, stream in zip(reads.values, values, strict=True):
             planner.load_bytes(value.item, stream)
+=======
+            self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), seconds=SCAN_SECONDS)
+        with agreement.in_our_words("The target was not filled"):
+            fetcher.fill(reads.tensors, ranks=ticket.world_size)
+            for read in reads.tensors:
+                planner.commit_tensor(read.item, read.target)
+            for value, stream in zip(reads.values, values, strict=True):
+                planner.load_bytes(value.item, stream)
+>>>>>>> main
         self._end(reads, ticket, planner, fetcher.bytes_fetched, time.monotonic() - began)
         done: Future[None] = Future()
         done.set_result(None)
@@ -271,7 +307,7 @@ class CkptStoreReader(StorageReader):
         try:
             agreement.agree(peers, mine, lambda _: None, seconds=seconds)
         except CkptStoreError as error:
-            error.facts |= {"written": [], "written_count": 0}
+            error.facts |= {"written": [], "written_count": 0, "untouched": True}
             error.message += " No target was touched."
             self.failure = error
             raise
@@ -285,11 +321,29 @@ class CkptStoreReader(StorageReader):
         self.report = LoadReport(name, seq, ticket.skipped, missing, reads.casts, fetched)
         tell(self._observer, Loaded(name, seq, fetched, seconds))
 
+    def forget(self) -> None:
+        """Let go of the load before, so that `lost` speaks of nothing but the one that begins now."""
+        self._ticket = None
+
+    def lost(self) -> CkptStoreError | None:
+        """Return what to raise when a collective of the load has failed; None if no rank was asked to read yet."""
+        ticket = self._ticket
+        if ticket is None or ticket.world_size == 1:
+            return None
+        return survivors.lost_in_load(ranks.meet(ticket.rank, ticket.world_size, ticket.load_id))
+
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return False: a name alone does not say where the run is, so DCP never chooses this reader by itself."""
         del checkpoint_id
         return False
+
+
+def _checked_prefixes(only: object) -> tuple[str, ...]:
+    prefixes = tuple(only) if isinstance(only, Iterable) and not isinstance(only, str) else ()
+    if not prefixes or not all(isinstance(prefix, str) and prefix for prefix in prefixes):
+        raise InvalidInputError(f"only={only!r:.80} is no list of keys.", hint="Pass only=('model',), say.")
+    return prefixes
 
 
 def open_root(
@@ -301,6 +355,11 @@ def open_root(
     """Return the store at a run's root, or `url` itself if it is one."""
     if isinstance(url, str | os.PathLike):
         return open_store(url, storage_options=storage_options, transfer=transfer)
+    if not hasattr(url, "open_upload"):
+        raise InvalidInputError(
+            f"A run's root must be a path, a URL or an open store, not {url!r:.80}.",
+            hint="Pass 's3://bucket/run', say.",
+        )
     if storage_options:
         raise InvalidInputError("storage_options belong to a URL, not to an open store.", hint="Leave them out.")
     return url

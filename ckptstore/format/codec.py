@@ -203,9 +203,9 @@ def _deflate(value: dict[str, Any]) -> tuple[bytes, int]:
 
 def _inflate(body: bytes, ref: PartRef, *, kind: str) -> dict[str, Any]:
     if len(body) != ref.size:
-        raise _bad(ref, f"has {len(body)} bytes, recorded were {ref.size}")
-    if hexdigest(body) != ref.blake3:
-        raise _bad(ref, f"has BLAKE3 {hexdigest(body)}, recorded was {ref.blake3}")
+        raise _bad(ref, f"has {len(body)} bytes, recorded were {ref.size}", expected=ref.size, found=len(body))
+    if (found := hexdigest(body)) != ref.blake3:
+        raise _bad(ref, f"has BLAKE3 {found}, recorded was {ref.blake3}", expected=ref.blake3, found=found)
     if ref.inflated > MAX_INFLATED_BYTES:
         raise _bad(ref, f"is said to hold {ref.inflated} bytes, {MAX_INFLATED_BYTES} are allowed")
     inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
@@ -230,11 +230,10 @@ def _inflate(body: bytes, ref: PartRef, *, kind: str) -> dict[str, Any]:
     return value
 
 
-def _bad(ref: PartRef, fault: str) -> IntegrityError:
+def _bad(ref: PartRef, fault: str, **facts: object) -> IntegrityError:
     return IntegrityError(
         f"{ref.path} {fault}.",
         hint="Run `ckptstore verify URL` and load an older checkpoint.",
         key=ref.path,
-        expected_size=ref.size,
-        expected_blake3=ref.blake3,
+        **facts,
     )

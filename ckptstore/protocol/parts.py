@@ -72,3 +72,8 @@ def _body(store: ObjectStore, ref: PartRef, stem: Stem) -> bytes:
         raise IntegrityError(
             f"{ref.path} is missing.", hint=_HINT, key=ref.path, expected=ref.blake3, found=None
         ) from error
+    except IntegrityError as error:  # no store returns more than it is asked for
+        found = f"more than {ref.size} bytes"
+        raise IntegrityError(
+            f"{ref.path} has {found}, which were recorded.", hint=_HINT, key=ref.path, expected=ref.size, found=found
+        ) from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from ckptstore.clock import Clock
-from ckptstore.errors import CkptStoreError, IntegrityError, NotFoundError
+from ckptstore.errors import CkptStoreError, IntegrityError, NotFoundError, UnsupportedError
 from ckptstore.format.layout import LATEST_KEY, LOG_PREFIX, RUN_KEY, parse_slot, slot_key, state_key
 from ckptstore.format.records import (
     FOLD_EVERY,
@@ -69,7 +69,7 @@ def open_fold(store: ObjectStore, clock: Clock) -> Opened:
     if body is None:
         _refuse_log_without_run(store)
         return Opened(no_run(), None)
-    run, digest = decode_run(body), blake3(body).hexdigest()
+    run, digest = read_run(store, body), blake3(body).hexdigest()
     hinted = _hinted_seq(store)
     end = _listed_end(store, after=hinted)
     lost_from = None
@@ -78,6 +78,27 @@ def open_fold(store: ObjectStore, clock: Clock) -> Opened:
         lost_from = hinted if hinted >= end else None
     start = _newest_snapshot(store, run, digest, end) or Fold(run=run.run, run_blake3=digest, last=digest)
     return Opened(advance(store, start, clock, known_end=end), lost_from)
+
+
+def read_run(store: ObjectStore, body: bytes) -> RunFile:
+    """Return what `run.json` says, where `body` is what stands there.
+
+    Raises:
+        IntegrityError: It is damaged.
+        UnsupportedError: It is of a later release. One flipped bit can make it say so: slot 0 must vouch for it (I13).
+    """
+    try:
+        return decode_run(body)
+    except UnsupportedError:
+        first, found = get_if_there(store, slot_key(0), max_bytes=MAX_RECORD_BYTES), blake3(body).hexdigest()
+        if first is not None and found.encode() not in first:
+            raise IntegrityError(
+                f"{RUN_KEY} is not the one that {slot_key(0)} was written for: it has BLAKE3 {found}.",
+                hint=f"Restore {RUN_KEY} from a backup or an earlier version of it.",
+                key=RUN_KEY,
+                found=found,
+            ) from None
+        raise
 
 
 def advance(store: ObjectStore, fold: Fold, clock: Clock, *, known_end: int = 0) -> Fold:

@@ -9,16 +9,16 @@ from typing import Literal
 
 from blake3 import blake3
 
-from ckptstore.errors import IntegrityError, InvalidInputError, NotFoundError
+from ckptstore.errors import IntegrityError, InvalidInputError
 from ckptstore.format.layout import RUN_KEY, slot_key
-from ckptstore.format.records import LEVELS, MAX_RECORD_BYTES, decode_record, decode_run
+from ckptstore.format.records import LEVELS, MAX_RECORD_BYTES, decode_record
 from ckptstore.format.shard import Shard, StoredShard
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.fold import Committed, Fold, apply
 from ckptstore.protocol.log import Entry, RunLog
 from ckptstore.protocol.parts import load_parts
-from ckptstore.protocol.reading import get_if_there
+from ckptstore.protocol.reading import get_if_there, read_run
 from ckptstore.transfer.download import verify_shard
 
 Level = Literal["chain", "exists", "etag", "full"]
@@ -125,7 +125,7 @@ def _verify_data(
     for stored in (each for each in shards if level == "full" and each.shard.path not in gone):
         try:
             read += verify_shard(log.store, stored, options=options)
-        except (IntegrityError, NotFoundError) as error:
+        except IntegrityError as error:
             findings.append(_finding("full", stored.shard.path, error))
         progress(read, total)
     return Verdict(level, committed.seq, tuple(findings), read)
@@ -169,7 +169,7 @@ def readable_records(store: ObjectStore) -> Iterator[Entry]:
     if body is None:
         return
     with contextlib.suppress(IntegrityError):
-        run, digest = decode_run(body), blake3(body).hexdigest()
+        run, digest = read_run(store, body), blake3(body).hexdigest()
         fold = Fold(run=run.run, run_blake3=digest, last=digest)
         while (body := get_if_there(store, slot_key(fold.end), max_bytes=MAX_RECORD_BYTES)) is not None:
             entry = Entry(fold.end, *decode_record(body, seq=fold.end, run=fold.run), body)
@@ -204,9 +204,9 @@ def _compare(level: Level, shard: Shard, info: ObjectInfo | None) -> list[Findin
     return []
 
 
-def _finding(level: str, key: str, error: IntegrityError | NotFoundError) -> Finding:
+def _finding(level: str, key: str, error: IntegrityError) -> Finding:
     facts = error.facts
-    missing = isinstance(error, NotFoundError) or ("found" in facts and facts["found"] is None)
+    missing = "found" in facts and facts["found"] is None
     return Finding(
         level,
         "missing" if missing else "damaged",

@@ -54,7 +54,6 @@ def test_credentials_in_a_url_are_never_printed(ckptstore):
 
 @pytest.mark.parametrize("command", LOOKING)
 def test_a_run_of_a_later_release_is_refused(ckptstore, run, command):
-    run.save("a")
     body = json.loads(run.store.get("run.json", max_bytes=1 << 16))
     run.store.put("run.json", json.dumps({**body, "format": 2}).encode())
     ended = ckptstore(command, run.url, "--json")

@@ -127,6 +127,7 @@ CALLS = {
         (404, "NoSuchBucket", "list", InvalidInputError),
         (404, "NoSuchBucket", "create", InvalidInputError),
         (404, "Whatever", "create", OutcomeUnknownError),
+        (404, "Whatever", "list", InvalidInputError),
         (403, "AccessDenied", "get", AccessDeniedError),
         (403, "SignatureDoesNotMatch", "list", AccessDeniedError),
         (403, "InvalidAccessKeyId", "create", AccessDeniedError),

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from ckptstore.errors import (
 from ckptstore.events import UploadBegan
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
+from storage_writers import agreement
+from storage_writers.ranks import Peers
 
 STATE = 1000
 
@@ -264,6 +267,51 @@ def test_after_a_rank_was_killed_in_a_save_the_checkpoint_before_is_loaded_and_t
     assert outcomes[0].value[0] is not None
     assert gang.values(3, only_loaded, str(tmp_path)) == [True] * 3
     assert gang.values(3, save_and_check, str(tmp_path)) == [True] * 3
+
+
+def two_sides(store, values, *, late, seconds):
+    """Let two threads agree as ranks 0 and 1; return what each got. One of them is late."""
+    outcomes = {}
+
+    def side(rank):
+        if rank == late:
+            time.sleep(0.3)
+
+        def judge(proposals):
+            agreement.same(["the value"], [[proposal] for proposal in proposals])
+            return proposals[0]
+
+        try:
+            outcomes[rank] = agreement.agree(
+                Peers(rank, 2, "test", store), lambda: values[rank], judge, seconds=seconds
+            )
+        except DisagreementError as error:
+            outcomes[rank] = error
+
+    threads = [threading.Thread(target=side, args=(rank,)) for rank in values]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return outcomes
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_whoever_comes_late_is_waited_for(late):
+    assert two_sides(dist.HashStore(), {0: "x", 1: "x"}, late=late, seconds=5) == {0: "x", 1: "x"}
+
+
+def test_a_proposal_of_who_gave_up_does_not_count_for_the_next_round():
+    store = dist.HashStore()
+    alone = two_sides(store, {1: "old"}, late=None, seconds=0.2)
+    assert alone[1].facts["missing"] == [0]
+    assert two_sides(store, {0: "new", 1: "new"}, late=1, seconds=5) == {0: "new", 1: "new"}
+
+
+def test_nothing_is_left_in_the_store_after_an_agreement():
+    store = dist.HashStore()
+    two_sides(store, {0: "x", 1: "x"}, late=None, seconds=5)
+    assert store.num_keys() == 0
 
 
 def failures(**errors):

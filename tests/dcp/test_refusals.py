@@ -103,7 +103,7 @@ def test_a_pickle_cannot_change_the_classes_of_the_process():
     assert pathlib.PosixPath.exists is before
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_what_torch_save_did_not_write_is_refused():
     script, old = io.BytesIO(), io.BytesIO()
     torch.save(1, old, _use_new_zipfile_serialization=False)
@@ -187,6 +187,22 @@ def test_a_planner_that_loses_items_on_the_way_cannot_commit(url, keep):
         sw.save(state, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(url), planner=Losing())
     with pytest.raises(NotFoundError):
         sw.load({}, storage_reader=sw.CkptStoreReader(url))
+
+
+def test_a_planner_whose_metadata_lack_what_was_written_cannot_commit(url):
+    class Forgetting(dcp.DefaultSavePlanner):
+        def create_global_plan(self, all_plans):
+            plans, metadata = super().create_global_plan(all_plans)
+            del metadata.state_dict_metadata["b"]
+            return plans, metadata
+
+    with pytest.raises(IntegrityError, match="planned"):
+        sw.save(
+            {"a": torch.ones(1), "b": torch.ones(2)},
+            checkpoint_id="a",
+            storage_writer=sw.CkptStoreWriter(url),
+            planner=Forgetting(),
+        )
 
 
 def test_a_planner_that_gives_another_tensor_than_it_planned_cannot_commit(url):

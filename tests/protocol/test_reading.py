@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from blake3 import blake3
@@ -54,7 +55,7 @@ def hint_bodies():
     values = [
         {**right, "seq": seq} for seq in (0, 1, 63, 64, 150, 199, 200, 201, 202, 5000, 2**62, -1, 2**80, "7", None)
     ]
-    bodies = [json.dumps(value).encode() for value in values]
+    bodies = [json.dumps(values[-1]).encode(), *(sealed(value) for value in values)]
     return [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"[" * 10_000, b"x" * 100_000, *bodies]
 
 
@@ -139,6 +140,29 @@ def test_a_hole_is_damage_and_nothing_is_written_over_it(missing, hinted):
     assert [info.key for info in store.list("")] == before
 
 
+def test_a_slot_that_is_listed_and_cannot_be_found_is_a_hole():
+    """I2: also the last one."""
+    store, _ = a_run()
+
+    def gone(call, act):
+        if call.operation == "get" and call.key == slot_key(3):
+            raise NotFoundError("gone", key=call.key)
+        return act()
+
+    with pytest.raises(IntegrityError) as caught:
+        opened(TappedStore(store, gone))
+    assert caught.value.facts["key"] == slot_key(3)
+
+
+def test_a_run_file_that_is_not_the_logs_own_is_damage_for_a_reader_with_hints_too(long_run):
+    """I13."""
+    store = copy_of(long_run)
+    store.put("run.json", body_of(store, "run.json").replace(b"2026", b"2027"))
+    with pytest.raises(IntegrityError) as caught:
+        opened(store)
+    assert "run.json" in caught.value.message
+
+
 def test_a_slot_that_comes_in_between_two_looks_is_no_hole():
     """I2: slot 3 is absent at the first look, slot 4 is there; at the second look slot 3 is there too."""
     store, job = a_run(saves=1)
@@ -176,7 +200,7 @@ def test_every_flipped_bit_of_a_record_is_found_in_the_newest_one_too(key):
         flipped = bytearray(body)
         flipped[at] ^= 1 << at % 8
         store.put(key, bytes(flipped))
-        with pytest.raises((IntegrityError, UnsupportedError)):
+        with pytest.raises(IntegrityError):
             opened(store)
     store.put(key, body)
     assert opened(store).latest().seq == 3
@@ -225,10 +249,19 @@ def test_an_optional_record_of_a_later_release_is_passed_over():
 
 
 def test_a_run_of_a_later_release_is_refused():
-    store, _ = a_run()
+    store, _ = a_run(saves=0)
     store.put("run.json", body_of(store, "run.json").replace(b'"format":1', b'"format":2'))
     with pytest.raises(UnsupportedError):
         opened(store)
+
+
+@pytest.mark.parametrize("digit", [b"3", b"5", b"9", b"0", b"q"])
+def test_a_bit_of_run_json_that_makes_it_look_like_a_later_release_is_damage(digit):  # I13
+    store, _ = a_run()
+    store.put("run.json", body_of(store, "run.json").replace(b'"format":1', b'"format":' + digit))
+    with pytest.raises(IntegrityError) as caught:
+        opened(store)
+    assert caught.value.facts["key"] in ("run.json", slot_key(0))
 
 
 def test_a_commit_that_borrows_is_refused():
@@ -272,6 +305,18 @@ def test_a_record_with_the_hash_of_another_fold_is_damage():
     store.put(key, body)
     with pytest.raises(IntegrityError):
         opened(store)
+
+
+def test_a_state_of_another_slot_counts_for_nothing_even_if_a_faulty_record_vouches_for_it():
+    """I10."""
+    store, job = a_run(saves=63)
+    absurd = replace(job.log.fold, end=1000).encode()
+    key, body = next_record(store, kind="RESTORE", seqs=[1], fold=blake3(absurd).hexdigest())
+    store.put(key, body)
+    store.put(state_key(64), absurd)
+    with pytest.raises(IntegrityError) as caught:
+        opened(store)
+    assert caught.value.facts["key"] == slot_key(64)
 
 
 def test_a_refresh_of_an_up_to_date_log_is_one_get():
