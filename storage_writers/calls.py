@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
 from ckptstore.errors import CkptStoreError, StalledError
 from storage_writers.agreement import at_rank, gravest
-from storage_writers.losses import Progress, is_loss, loss_in_load, loss_in_save
 from storage_writers.planners import StrictLoadPlanner
 from storage_writers.reader import CkptStoreReader
+from storage_writers.survivors import is_loss
 from storage_writers.writer import CkptStoreWriter
 
 OUTSTANDING_SECONDS = 1800.0
@@ -36,7 +36,6 @@ def save(
 
     Raises:
         StalledError: The async save before has not ended.
-        CommitUnknownError: A rank was lost, and this one cannot know whether the checkpoint was committed; or it was.
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
 
@@ -57,11 +56,7 @@ def save(
             ),
         )
     except (CheckpointException, RuntimeError) as failed:
-<<<<<<< HEAD
-        ours = _ours(failed, storage_writer.progress)
-=======
         ours = _ours(failed, storage_writer)
->>>>>>> main
         if ours is None:
             raise
         raise ours from failed
@@ -79,7 +74,6 @@ def load(
     """Load as `dcp.load` does, with a planner that leaves the target whole until everything is checked.
 
     Raises:
-        DisagreementError: A rank was lost.
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
     """
@@ -94,11 +88,7 @@ def load(
             no_dist=no_dist,
         )
     except (CheckpointException, RuntimeError) as failed:
-<<<<<<< HEAD
-        ours = loss_in_load(storage_reader.failure) if is_loss(failed) else cause(failed)
-=======
         ours = _ours(failed, storage_reader)
->>>>>>> main
         if ours is None:
             raise
         raise ours from failed
@@ -179,11 +169,7 @@ class SaveFuture(Future[Metadata]):
 
     def __init__(self, storage_writer: CkptStoreWriter) -> None:
         super().__init__()
-<<<<<<< HEAD
-        self._writer, self._before = storage_writer, storage_writer.progress
-=======
         self._storage_writer = storage_writer
->>>>>>> main
         self.asked = False
         """Whether somebody has been told how it ended."""
         self.set_running_or_notify_cancel()
@@ -193,26 +179,11 @@ class SaveFuture(Future[Metadata]):
         error = inner.exception()
         if error is None:
             self.set_result(inner.result())
-<<<<<<< HEAD
-        else:
-            self.set_exception(self._unwrapped(error))
-
-    def _unwrapped(self, error: BaseException) -> BaseException:
-        """Return our error in `error`, raised from it; or `error`."""
-        # Called on the thread of the save; or on the one that began it, where another save may have been before.
-        progress = self._writer.progress
-        ours = _ours(error, None if progress is self._before else progress)
-        if ours is None or ours is error:
-            return error
-        ours.__cause__ = error
-        return ours
-=======
             return
         ours = _ours(error, self._storage_writer)
         if ours is not None and ours is not error:
             ours.__cause__ = error
         self.set_exception(ours or error)
->>>>>>> main
 
     def result(self, timeout: float | None = None) -> Metadata:
         """Return DCP's metadata, or raise what went wrong."""
@@ -243,16 +214,6 @@ def cause(error: BaseException) -> CkptStoreError | None:
     return gravest(ours) if ours else None
 
 
-<<<<<<< HEAD
-def _ours(error: BaseException, progress: Progress | None) -> CkptStoreError | None:
-    """Return our error for what a save raised; None if there is none."""
-    return loss_in_save(progress) if is_loss(error) else cause(error)
-=======
 def _ours(error: BaseException, side: CkptStoreWriter | CkptStoreReader) -> CkptStoreError | None:
-    """Return our error in what came out of DCP, or the one that says which ranks were lost; None if it is not ours.
-
-    A bare RuntimeError is one of DCP's own collectives: all else that fails after the begin comes in a
-    CheckpointException.
-    """
-    return side.lost() if isinstance(error, RuntimeError) else cause(error)
->>>>>>> main
+    """Return our error in what came out of DCP, or the one that says which ranks were lost; None if it is not ours."""
+    return side.lost() if is_loss(error) else cause(error)

@@ -24,12 +24,8 @@ from ckptstore.options import TransferOptions, check_flags, check_seconds
 from ckptstore.protocol.catalog import Catalog, check_asked
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
-<<<<<<< HEAD
-from storage_writers import agreement, incarnations, ranks
-from storage_writers.agreement import LONGEST_WORK_SECONDS
-=======
 from storage_writers import agreement, incarnations, ranks, survivors
->>>>>>> main
+from storage_writers.agreement import LONGEST_WORK_SECONDS
 from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of
 from storage_writers.metadata import Contents, contents_of
 from storage_writers.planning import plain_name
@@ -144,13 +140,8 @@ class CkptStoreReader(StorageReader):
         self._catalog: Catalog | None = None
         self._chosen: Committed | None = None
         self._contents = Contents(EMPTY)
-<<<<<<< HEAD
-        self.failure: Exception | None = None
-        """Why the last load failed on this rank; None if it did not, or in the middle of filling the target."""
-=======
         self._failure: Exception | None = None
         self._ticket: LoadTicket | None = None
->>>>>>> main
         self.report: LoadReport | None = None
         """What the last load did; None before it ended well."""
 
@@ -165,7 +156,7 @@ class CkptStoreReader(StorageReader):
         DCP turns an error of this call into an AssertionError without a cause, so it is kept and raised by the next
         one. (No parameter may be called `kwargs`: DCP would call again, with `rank=`.)
         """
-        self.report, self.failure, self._contents = None, None, Contents(EMPTY)
+        self.report, self._failure, self._contents = None, None, Contents(EMPTY)
         try:
             log = RunLog.open(self._store, observer=self._observer)
             self._run, self._catalog = log.run, Catalog(log)
@@ -173,7 +164,7 @@ class CkptStoreReader(StorageReader):
             parts = self._catalog.load_parts(self._store, self._chosen)
             self._contents = contents_of(parts, only=self._only)
         except Exception as error:  # noqa: BLE001  (raised by set_up_storage_reader)
-            self.failure = error
+            self._failure = error
         return self._contents.metadata
 
     def _choose(self, catalog: Catalog) -> Committed:
@@ -197,8 +188,8 @@ class CkptStoreReader(StorageReader):
             raise InvalidInputError(
                 "Loading without collectives is not supported.", hint="Leave use_collectives alone."
             )
-        if self.failure is not None:
-            raise self.failure
+        if self._failure is not None:
+            raise self._failure
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Add which checkpoint this rank chose, and what its target asks for."""
@@ -277,22 +268,13 @@ class CkptStoreReader(StorageReader):
 
         self._agree(ticket, "check", check)
         if self._verify_first:
-<<<<<<< HEAD
             self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), longest=SCAN_SECONDS)
-        fetcher.fill(reads.tensors)
-        for read in reads.tensors:
-            planner.commit_tensor(read.item, read.target)
-        for value, stream in zip(reads.values, values, strict=True):
-            planner.load_bytes(value.item, stream)
-=======
-            self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), seconds=SCAN_SECONDS)
         with agreement.in_our_words("The target was not filled"):
             fetcher.fill(reads.tensors, ranks=ticket.world_size)
             for read in reads.tensors:
                 planner.commit_tensor(read.item, read.target)
             for value, stream in zip(reads.values, values, strict=True):
                 planner.load_bytes(value.item, stream)
->>>>>>> main
         self._end(reads, ticket, planner, fetcher.bytes_fetched, time.monotonic() - began)
         done: Future[None] = Future()
         done.set_result(None)
@@ -303,13 +285,12 @@ class CkptStoreReader(StorageReader):
     ) -> None:
         """Do `mine` on every rank; if it fails on one, all raise that, and no target was touched on any."""
         peers = ranks.meet(ticket.rank, ticket.world_size, f"load/{ticket.load_id}/{what}")
-        seconds = self._seconds + agreement.work_seconds(peers, longest)
+        seconds = self._seconds + agreement.work_seconds(peers, longest=longest)
         try:
             agreement.agree(peers, mine, lambda _: None, seconds=seconds)
         except CkptStoreError as error:
             error.facts |= {"written": [], "written_count": 0, "untouched": True}
             error.message += " No target was touched."
-            self.failure = error
             raise
 
     def _end(self, reads: Reads, ticket: LoadTicket, planner: LoadPlanner, fetched: int, seconds: float) -> None:

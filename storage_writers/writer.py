@@ -32,12 +32,7 @@ from ckptstore.protocol.commit import commit
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from ckptstore.transfer.upload import upload_shard
-<<<<<<< HEAD
-from storage_writers import agreement, incarnations, ranks
-from storage_writers.losses import Progress
-=======
 from storage_writers import agreement, incarnations, ranks, survivors
->>>>>>> main
 from storage_writers.metadata import check_written, encode_planner, received
 from storage_writers.planning import Contents, Ticket, check_caching, check_items, name_and_step
 from storage_writers.reader import open_root
@@ -53,7 +48,6 @@ class _Save:
     name: str
     description: Description
     peers: ranks.Peers
-    progress: Progress
     set_up: bool = False
     begun: tuple[Incarnation, Attempt] | None = None
     committed: int | None = None
@@ -194,7 +188,7 @@ class CkptStoreWriter(StorageWriter):
 
         save_id = agreement.agree(peers, mine, judge, seconds=self._seconds, root_first=True)
         assert said is not None  # noqa: S101  (all ranks agree, so this one has spoken)
-        self._here.save = _Save(save_id, *said, peers, Progress(said[0], peers.rank))
+        self._here.save = _Save(save_id, *said, peers)
 
     def _take_description(self) -> Description:
         if self._handed is not None:
@@ -247,11 +241,6 @@ class CkptStoreWriter(StorageWriter):
     def _save(self) -> _Save | None:
         save: _Save | None = getattr(self._here, "save", None)
         return save
-
-    @property
-    def progress(self) -> Progress | None:
-        """How far the last save of this thread has come; None before the ranks agreed on it."""
-        return self._save.progress if self._save is not None else None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that every tensor of this rank can be stored.
@@ -316,15 +305,6 @@ class CkptStoreWriter(StorageWriter):
         If killed: nothing, or a whole shard, under a private prefix; perhaps an incomplete upload.
         """
         save, _ = self._begun()
-        done: Future[list[WriteResult]] = Future()
-        with save.progress.noting():
-            contents = self._checked(save, plan, planner)
-            done.set_result(self._upload(plan, contents) if plan.items else [])
-        save.progress.handed_in = True
-        return done
-
-    def _checked(self, save: _Save, plan: SavePlan, planner: SavePlanner) -> Contents:
-        """Return what this rank will write, when all ranks have checked theirs."""
         contents: Contents | None = None
 
         def check() -> None:
@@ -338,9 +318,12 @@ class CkptStoreWriter(StorageWriter):
             contents = Contents(plan, planner, allow_pickle=self._allow_pickle)
 
         peers = dataclasses.replace(save.peers, channel=f"write/{save.save_id}")
-        agreement.agree(peers, check, lambda _: None, seconds=self._seconds + agreement.work_seconds(peers))
+        seconds = self._seconds + agreement.work_seconds(peers)  # they may resolve large values
+        agreement.agree(peers, check, lambda _: None, seconds=seconds)
         assert contents is not None  # noqa: S101  (all ranks agree, so this one has checked)
-        return contents
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(self._upload(plan, contents) if plan.items else [])
+        return done
 
     def _upload(self, plan: SavePlan, contents: Contents) -> list[WriteResult]:
         """Send the shard; return one result per item, in file order, all with one receipt."""
@@ -371,27 +354,6 @@ class CkptStoreWriter(StorageWriter):
         """
         save, log = self._begun()
         assert save.begun is not None  # noqa: S101  (prepare_global_plan ran here)
-<<<<<<< HEAD
-        with save.progress.noting():
-            shards = received(results)
-            check_written(metadata, shards)
-            try:
-                self.committed = save.progress.ended = commit(
-                    log,
-                    *save.begun,
-                    shards,
-                    planner=encode_planner(metadata.planner_data),
-                    software=_software(),
-                    options=self._transfer,
-                )
-            except Exception:
-                raise
-            except BaseException as interrupt:  # I5: DCP would report a failure, and the commit may stand
-                raise CommitUnknownError(
-                    f"The save of {save.name} was interrupted during its commit: {interrupt!r}.",
-                    hint="Delete nothing. Run `ckptstore log URL` to see whether it was committed.",
-                ) from interrupt
-=======
         shards = received(results)
         check_written(metadata, shards)
         save.committed = survivors.UNKNOWN
@@ -415,7 +377,6 @@ class CkptStoreWriter(StorageWriter):
                 f"The save of {save.name} was interrupted during its commit: {interrupt!r}.",
                 hint="Delete nothing. Run `ckptstore log URL` to see whether it was committed.",
             ) from interrupt
->>>>>>> main
 
     def forget(self) -> None:
         """Let go of what this thread saved before, so that `lost` speaks of nothing but the save that begins now."""
