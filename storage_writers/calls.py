@@ -16,10 +16,11 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.stateful import Stateful
 
 from ckptstore.errors import CkptStoreError, StalledError
-from storage_writers.agreement import WORK_SECONDS, agree, at_rank, gravest, in_our_words
+from storage_writers.agreement import agree, at_rank, gravest, in_our_words, work_seconds
 from storage_writers.planners import StrictLoadPlanner
 from storage_writers.reader import CkptStoreReader, LoadSession
 from storage_writers.saving import SaveSession
+from storage_writers.survivors import is_loss
 from storage_writers.writer import CkptStoreWriter
 
 OUTSTANDING_SECONDS = 1800.0
@@ -190,7 +191,7 @@ def wait(storage_writer: CkptStoreWriter, *, seconds: float = OUTSTANDING_SECOND
 
     peers = session.peers()
     peers = dataclasses.replace(peers, channel=f"{peers.channel}/wait")
-    owed = agree(peers, mine, _owed, seconds=session.seconds + WORK_SECONDS)
+    owed = agree(peers, mine, _owed, seconds=session.seconds + work_seconds(peers))
     session.outstanding = None
     if owed is None:
         return
@@ -267,7 +268,7 @@ def cause(error: BaseException) -> CkptStoreError | None:
 
 def _ours(error: BaseException, session: SaveSession | LoadSession) -> CkptStoreError | None:
     """Return our error in what came out of DCP, or the one that says which ranks were lost; None if it is not ours."""
-    return session.lost() if isinstance(error, RuntimeError) else cause(error)
+    return session.lost() if is_loss(error) else cause(error)
 
 
 def _session(storage_writer: CkptStoreWriter) -> SaveSession:

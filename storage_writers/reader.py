@@ -24,6 +24,7 @@ from ckptstore.protocol.catalog import Catalog, check_asked
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from storage_writers import agreement, incarnations, ranks, survivors
+from storage_writers.agreement import LONGEST_WORK_SECONDS
 from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of, telling_what_was_filled
 from storage_writers.metadata import Contents, contents_of
 from storage_writers.planning import plain_name
@@ -285,10 +286,9 @@ class CkptStoreReader(StorageReader):
             fetcher.check_structure(reads.shards)
             values = fetcher.values(reads.values, allow_pickle=self._allow_pickle)
 
-        # They were here a moment ago, and read under limits of their own.
-        self._agree(ticket, "check", check, seconds=self._seconds + agreement.WORK_SECONDS)
+        self._agree(ticket, "check", check)
         if self._verify_first:
-            self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), seconds=SCAN_SECONDS)
+            self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), longest=SCAN_SECONDS)
         filled: list[str] = []
         with telling_what_was_filled(filled, ranks=ticket.world_size):
             fetcher.fill(reads.tensors, filled)
@@ -302,9 +302,12 @@ class CkptStoreReader(StorageReader):
         done.set_result(None)
         return done
 
-    def _agree(self, ticket: LoadTicket, what: str, mine: Callable[[], None], *, seconds: float) -> None:
+    def _agree(
+        self, ticket: LoadTicket, what: str, mine: Callable[[], None], *, longest: float = LONGEST_WORK_SECONDS
+    ) -> None:
         """Do `mine` on every rank; if it fails on one, all raise that, and no target was touched on any."""
         peers = ranks.meet(ticket.rank, ticket.world_size, f"load/{ticket.load_id}/{what}")
+        seconds = self._seconds + agreement.work_seconds(peers, longest=longest)
         try:
             agreement.agree(peers, mine, lambda _: None, seconds=seconds)
         except CkptStoreError as error:

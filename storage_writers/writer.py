@@ -275,9 +275,8 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
                 )
             contents = Contents(plan, planner, allow_pickle=self._allow_pickle)
 
-        # They were here a moment ago, and may resolve large values.
-        seconds = self._session.seconds + agreement.WORK_SECONDS
         peers = dataclasses.replace(save.peers, channel=f"write/{save.save_id}")
+        seconds = self._session.seconds + agreement.work_seconds(peers)  # they may resolve large values
         agreement.agree(peers, check, lambda _: None, seconds=seconds)
         assert contents is not None  # noqa: S101  (all ranks agree, so this one has checked)
         done: Future[list[WriteResult]] = Future()
