@@ -117,7 +117,7 @@ def reads_of(plan: LoadPlan, planner: LoadPlanner, contents: Contents) -> Reads:
                     key=key,
                 )
             values.append(ValueRead(item, shard, stored))
-        elif 0 not in item.lengths:
+        else:
             found.append(TensorRead(item, shard, stored, _target_of(item, planner)))
     return Reads(tuple(found), tuple(values))
 

@@ -33,6 +33,13 @@ class Gated(ForwardingStore):
         return super().open_upload(key, size=size)
 
 
+def wait_for_the_claim(store):
+    deadline = time.monotonic() + 20
+    while not list(store.list("log/")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def commits(url):
     return [each.commit.checkpoint_id for each in RunLog.open(open_store(url)).fold.kept]
 
@@ -122,8 +129,7 @@ def test_dcps_own_sync_save_may_run_while_the_writer_saves_in_the_background(url
     store = Gated(url)
     writer = sw.CkptStoreWriter(store)
     background = dcp.async_save({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=writer)
-    while writer.process_group is None and not list(store.list("log/")):
-        time.sleep(0.01)
+    wait_for_the_claim(store)
     threading.Timer(0.2, store.gate.set).start()
     dcp.save({"w": torch.zeros(2)}, checkpoint_id="b", storage_writer=writer)
     error = background.exception(30)
@@ -166,8 +172,7 @@ def test_a_new_incarnation_fences_the_saves_of_the_old_one(url):
     """A roll-back in a running process: what is under way is another lineage (I15)."""
     store = Gated(url)
     under_way = sw.async_save({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(store))
-    while not list(store.list("log/")):
-        time.sleep(0.01)
+    wait_for_the_claim(store)
     sw.begin_incarnation(url)
     sw.save({"w": torch.ones(1)}, checkpoint_id="b", storage_writer=sw.CkptStoreWriter(url))
     store.gate.set()

@@ -103,7 +103,7 @@ def test_a_pickle_cannot_change_the_classes_of_the_process():
     assert pathlib.PosixPath.exists is before
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_what_torch_save_did_not_write_is_refused():
     script, old = io.BytesIO(), io.BytesIO()
     torch.save(1, old, _use_new_zipfile_serialization=False)
