@@ -9,12 +9,64 @@ from ckptstore.units import MIB
 
 MIN_PART_BYTES = 5 * MIB
 MAX_PARTS = 10_000
+MAX_SECONDS = 7 * 24 * 3600
+"""Nothing waits longer than a week."""
 
 
-def _positive(**values: float) -> None:
+def check_seconds(**values: object) -> None:
+    """Check that each value is a length of time that can pass.
+
+    Raises:
+        InvalidInputError: One is no number, not above 0, or not finite; it is named.
+    """
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise InvalidInputError(f"{name} must be a positive number, not {value!r}.", hint=f"Set {name} above 0.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SECONDS:
+            raise InvalidInputError(
+                f"{name} must be a number of seconds, not {value!r}.",
+                hint=f"Set {name} above 0 and to at most {MAX_SECONDS}.",
+                option=name,
+            )
+
+
+def check_counts(**values: object) -> None:
+    """Check that each value is a whole number from 1 on.
+
+    Raises:
+        InvalidInputError: One is not; it is named.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidInputError(
+                f"{name} must be a whole number from 1 on, not {value!r}.", hint=f"Set {name} above 0.", option=name
+            )
+
+
+def check_flags(**values: object) -> None:
+    """Check that each value is True or False: the text "no" would count as yes.
+
+    Raises:
+        InvalidInputError: One is not; it is named.
+    """
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise InvalidInputError(
+                f"{name} must be True or False, not {value!r}.", hint=f"Pass {name}=True, or leave it out.", option=name
+            )
+
+
+def check_kinds(**values: tuple[object, type]) -> None:
+    """Check that each value, if there is one, is of the kind that stands beside it.
+
+    Raises:
+        InvalidInputError: One is not; it is named.
+    """
+    for name, (value, kind) in values.items():
+        if value is not None and not isinstance(value, kind):
+            raise InvalidInputError(
+                f"{name} must be {kind.__name__}, not {value!r:.80}.",
+                hint=f"Pass {name}={kind.__name__}(...), or leave it out.",
+                option=name,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +84,8 @@ class LogOptions:
     assume_single_writer: bool = False
 
     def __post_init__(self) -> None:
-        _positive(deadline_seconds=self.deadline_seconds, request_pause_seconds=self.request_pause_seconds)
+        check_seconds(deadline_seconds=self.deadline_seconds, request_pause_seconds=self.request_pause_seconds)
+        check_flags(assume_single_writer=self.assume_single_writer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +105,7 @@ class TransferOptions:
     fetches_in_flight: int = 4
 
     def __post_init__(self) -> None:
-        _positive(
+        check_counts(
             part_bytes=self.part_bytes,
             parts_in_flight=self.parts_in_flight,
             fetch_bytes=self.fetch_bytes,

@@ -8,8 +8,9 @@ may be using.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -23,6 +24,7 @@ from ckptstore.errors import (
     DisagreementError,
     FencedError,
     IntegrityError,
+    UnavailableError,
 )
 from storage_writers.ranks import Peers
 
@@ -62,7 +64,7 @@ def agree(
         return judge([mine()])
     table = _Table(peers, PrefixStore(f"ckptstore/{peers.channel}", peers.store), seconds)
     try:
-        verdict = table.collect(mine, judge) if peers.rank == 0 else table.propose(mine, root_first=root_first)
+        verdict, raised = table.collect(mine, judge) if peers.rank == 0 else table.propose(mine, root_first=root_first)
     except dist.DistError as error:
         raise DisagreementError(
             f"Rank {peers.rank} lost the store through which ranks agree: {error}",
@@ -70,7 +72,7 @@ def agree(
             rank=peers.rank,
         ) from error
     if verdict.error is not None:
-        raise verdict.error
+        raise verdict.error from raised
     return cast("R", verdict.answer)
 
 
@@ -87,6 +89,10 @@ class _Verdict:
     error: CkptStoreError | None = None
 
 
+_Heard = tuple[_Verdict, Exception | None]
+"""The verdict, and the foreign error of this rank that it tells of."""
+
+
 @dataclass(frozen=True)
 class _Table:
     """Where the ranks lay their proposals. A key is deleted only by who reads it, so that no read can block."""
@@ -95,7 +101,7 @@ class _Table:
     store: Any
     seconds: float
 
-    def collect(self, mine: Callable[[], object], judge: Callable[[Sequence[Any]], object]) -> _Verdict:
+    def collect(self, mine: Callable[[], object], judge: Callable[[Sequence[Any]], object]) -> _Heard:
         """Rank 0: gather, judge, tell."""
         self.store.set("root", "here")
         proposals: dict[int, _Proposal] = {}
@@ -111,11 +117,9 @@ class _Table:
         for rank, proposal in proposals.items():
             if rank:
                 self.store.set(f"verdict/{proposal.token}", message)
-        if raised is not None:
-            raise raised
-        return verdict
+        return verdict, raised
 
-    def propose(self, mine: Callable[[], object], *, root_first: bool) -> _Verdict:
+    def propose(self, mine: Callable[[], object], *, root_first: bool) -> _Heard:
         """Any other rank: lay down a proposal and wait for the verdict."""
         if root_first:
             came = self._until(lambda: self._is("root"), self.seconds)
@@ -133,9 +137,7 @@ class _Table:
             raise raised or self._missing([0])
         verdict: _Verdict = pickle.loads(self.store.get(verdict_key))  # noqa: S301  (a peer's, as in DCP's own gather)
         self.store.delete_key(verdict_key)
-        if raised is not None:
-            raise raised
-        return verdict
+        return verdict, raised
 
     def _attempt(self, mine: Callable[[], object]) -> tuple[_Proposal, Exception | None]:
         """Return this rank's proposal, and what it raised: a rank that fails still tells the others."""
@@ -145,8 +147,8 @@ class _Table:
         except CkptStoreError as error:
             at_rank(error, self.peers.rank)
             return _Proposal(token, error=error), None
-        except Exception as error:  # noqa: BLE001  (raised again, by this rank, when the others have been told)
-            told = CkptStoreError(f"{type(error).__name__}: {error}", hint="See the log of that rank.")
+        except Exception as error:  # noqa: BLE001  (the cause of what this rank raises when the others have been told)
+            told = CkptStoreError(f"{type(error).__name__}: {error}")
             return _Proposal(token, error=at_rank(told, self.peers.rank)), error
 
     def _gather(self, proposals: dict[int, _Proposal]) -> list[int]:
@@ -199,6 +201,26 @@ class _Table:
             missing=ranks,
             world_size=self.peers.world_size,
         )
+
+
+@contextlib.contextmanager
+def in_our_words(what: str) -> Iterator[None]:
+    """Let foreign errors out as ours: DCP sends them to all ranks, which not every foreign one survives.
+
+    Args:
+        what: Did not happen, if the block fails.
+
+    Raises:
+        UnavailableError: Something foreign was raised inside.
+    """
+    try:
+        yield
+    except CkptStoreError:
+        raise
+    except Exception as error:
+        raise UnavailableError(
+            f"{what}: {type(error).__name__}: {error!s:.500}.", hint="Mend what this says of that rank, and try again."
+        ) from error
 
 
 def same(what: Sequence[str], proposals: Sequence[Sequence[object]]) -> None:

@@ -41,6 +41,7 @@ def save(
     If killed: see `CkptStoreWriter.finish`.
     """
     wait(storage_writer)
+    storage_writer.forget()
     try:
         return cast(
             "Metadata",
@@ -53,8 +54,8 @@ def save(
                 no_dist=no_dist,
             ),
         )
-    except CheckpointException as failed:
-        ours = cause(failed)
+    except (CheckpointException, RuntimeError) as failed:
+        ours = _ours(failed, storage_writer)
         if ours is None:
             raise
         raise ours from failed
@@ -75,6 +76,7 @@ def load(
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
     """
+    storage_reader.forget()
     try:
         state_dict_loader.load(
             state_dict,
@@ -84,8 +86,8 @@ def load(
             process_group=process_group,
             no_dist=no_dist,
         )
-    except CheckpointException as failed:
-        ours = cause(failed)
+    except (CheckpointException, RuntimeError) as failed:
+        ours = _ours(failed, storage_reader)
         if ours is None:
             raise
         raise ours from failed
@@ -122,6 +124,7 @@ def async_save(
     If killed: see `CkptStoreWriter.finish`.
     """
     wait(storage_writer, seconds=wait_seconds)
+    storage_writer.forget()
     group = process_group if process_group is not None else storage_writer.process_group
     with storage_writer.handing_over():
         inner = state_dict_saver.async_save(
@@ -131,7 +134,7 @@ def async_save(
             planner=planner,
             process_group=group,
         )
-    outer = SaveFuture()
+    outer = SaveFuture(storage_writer)
     cast("Future[Metadata]", inner).add_done_callback(outer.follow)
     storage_writer.outstanding = outer
     return outer
@@ -163,8 +166,9 @@ def wait(storage_writer: CkptStoreWriter, *, seconds: float = OUTSTANDING_SECOND
 class SaveFuture(Future[Metadata]):
     """A save under way. It cannot be cancelled: the other ranks are saving too."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage_writer: CkptStoreWriter) -> None:
         super().__init__()
+        self._storage_writer = storage_writer
         self.asked = False
         """Whether somebody has been told how it ended."""
         self.set_running_or_notify_cancel()
@@ -174,8 +178,11 @@ class SaveFuture(Future[Metadata]):
         error = inner.exception()
         if error is None:
             self.set_result(inner.result())
-        else:
-            self.set_exception(_unwrapped(error))
+            return
+        ours = _ours(error, self._storage_writer)
+        if ours is not None and ours is not error:
+            ours.__cause__ = error
+        self.set_exception(ours or error)
 
     def result(self, timeout: float | None = None) -> Metadata:
         """Return DCP's metadata, or raise what went wrong."""
@@ -206,10 +213,10 @@ def cause(error: BaseException) -> CkptStoreError | None:
     return gravest(ours) if ours else None
 
 
-def _unwrapped(error: BaseException) -> BaseException:
-    """Return our error in `error`, raised from it; or `error`."""
-    ours = cause(error)
-    if ours is None or ours is error:
-        return error
-    ours.__cause__ = error
-    return ours
+def _ours(error: BaseException, side: CkptStoreWriter | CkptStoreReader) -> CkptStoreError | None:
+    """Return our error in what came out of DCP, or the one that says which ranks were lost; None if it is not ours.
+
+    A bare RuntimeError is one of DCP's own collectives: all else that fails after the begin comes in a
+    CheckpointException.
+    """
+    return side.lost() if isinstance(error, RuntimeError) else cause(error)

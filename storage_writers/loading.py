@@ -167,8 +167,7 @@ class Fetcher:
         """Check sizes, headers, leaf tables and roots of `shards`.
 
         Raises:
-            IntegrityError: One is not what was written.
-            NotFoundError: One is missing.
+            IntegrityError: One is not what was written, or missing.
         """
         in_flight(shards, lambda shard: check_shard(self._store, shard), limit=self._options.fetches_in_flight)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
@@ -114,8 +115,15 @@ def _give_memory(container: Any) -> None:
     pairs = container.items() if isinstance(container, dict) else enumerate(container)
     for key, value in list(pairs):
         if isinstance(value, torch.Tensor) and value.device.type == "meta":
-            filled = {"tensor": value}
-            _init_state_dict(filled)
-            container[key] = filled["tensor"]
+            container[key] = _with_memory(value)
         elif isinstance(value, dict | list):
             _give_memory(value)
+
+
+def _with_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor like one on the meta device: on the device of the process group, or the CPU if there is none."""
+    if dist.is_available() and dist.is_initialized():
+        filled = {"tensor": tensor}
+        _init_state_dict(filled)
+        return filled["tensor"]
+    return torch.empty_like(tensor, device="cpu")

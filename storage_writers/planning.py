@@ -12,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
+from ckptstore.format.layout import encode_name
 from ckptstore.format.shard import Chunk, TensorMeta
 from ckptstore.protocol.attempt import Attempt
 from storage_writers import pickles, tensors
@@ -34,7 +35,7 @@ def name_and_step(checkpoint_id: str | os.PathLike[str] | None, global_step: int
     """Return a checkpoint's name and step: each may be left out if the other tells it.
 
     Raises:
-        InvalidInputError: There is neither a name nor a step.
+        InvalidInputError: There is neither a name nor a step, or the name cannot be used.
     """
     if checkpoint_id is None:
         if global_step is None:
@@ -43,10 +44,16 @@ def name_and_step(checkpoint_id: str | os.PathLike[str] | None, global_step: int
                 hint="Pass checkpoint_id='step-12000', or call writer.describe(global_step=12000) first.",
             )
         return f"step-{global_step}", global_step
-    name = os.fspath(checkpoint_id)
+    name = plain_name(checkpoint_id)
+    encode_name(name)
     if global_step is None and (match := _STEP_NAME.fullmatch(name)):
         global_step = int(match[1])
     return name, global_step
+
+
+def plain_name(checkpoint_id: str | os.PathLike[str]) -> str:
+    """Return a name as text; what is neither text nor a path is left to whoever checks names."""
+    return os.fspath(checkpoint_id) if isinstance(checkpoint_id, os.PathLike) else checkpoint_id
 
 
 def check_items(items: Sequence[WriteItem]) -> None:

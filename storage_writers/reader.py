@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,14 @@ from ckptstore.errors import CkptStoreError, IncompatibleStateError, InvalidInpu
 from ckptstore.events import Loaded, Observer, PassedOver, silent, tell
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
-from ckptstore.options import TransferOptions
-from ckptstore.protocol.catalog import Catalog
+from ckptstore.options import TransferOptions, check_flags, check_seconds
+from ckptstore.protocol.catalog import Catalog, check_asked
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
-from storage_writers import agreement, incarnations, ranks
+from storage_writers import agreement, incarnations, ranks, survivors
 from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of
 from storage_writers.metadata import Contents, contents_of
+from storage_writers.planning import plain_name
 
 EMPTY = Metadata({})
 SCAN_SECONDS = 3600.0
@@ -120,12 +121,14 @@ class CkptStoreReader(StorageReader):
         agree_timeout_seconds: float = 60.0,
         observer: Observer = silent,
     ) -> None:
-        if isinstance(only, str) or (only is not None and not only):
-            raise InvalidInputError(f"only={only!r} is no list of keys.", hint="Pass only=('model',), say.")
+        check_seconds(agree_timeout_seconds=agree_timeout_seconds)
+        check_flags(allow_missing=allow_missing, allow_unexpected=allow_unexpected, allow_cast=allow_cast)
+        check_flags(allow_pickle=allow_pickle, verify_first=verify_first)
+        check_asked(checkpoint_id, step, seq)
         self._transfer = transfer or TransferOptions()
         self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
         self._name, self._step, self._seq = checkpoint_id, step, seq
-        self._only = None if only is None else tuple(only)
+        self._only = None if only is None else _checked_prefixes(only)
         self.allow_missing = allow_missing
         self._allow_unexpected, self._allow_cast, self._allow_pickle = allow_unexpected, allow_cast, allow_pickle
         self._verify_first = verify_first
@@ -137,13 +140,14 @@ class CkptStoreReader(StorageReader):
         self._chosen: Committed | None = None
         self._contents = Contents(EMPTY)
         self._failure: Exception | None = None
+        self._ticket: LoadTicket | None = None
         self.report: LoadReport | None = None
         """What the last load did; None before it ended well."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Take the name of the next checkpoint to load."""
         if checkpoint_id is not None:
-            self._name, self._step, self._seq = os.fspath(checkpoint_id), None, None
+            self._name, self._step, self._seq = plain_name(checkpoint_id), None, None
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Choose a checkpoint and return what it holds.
@@ -251,7 +255,7 @@ class CkptStoreReader(StorageReader):
         ticket = plan.storage_data
         if not isinstance(ticket, LoadTicket) or self._chosen is None:
             raise InvalidInputError("This plan was not made by this reader.", hint="Use one reader for one load.")
-        reads, values = Reads((), ()), []
+        self._ticket, reads, values = ticket, Reads((), ()), []
         fetcher = Fetcher(self._store, self._transfer)
 
         def check() -> None:
@@ -265,11 +269,12 @@ class CkptStoreReader(StorageReader):
         self._agree(ticket, "check", check, seconds=self._seconds + agreement.WORK_SECONDS)
         if self._verify_first:
             self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), seconds=SCAN_SECONDS)
-        fetcher.fill(reads.tensors, ranks=ticket.world_size)
-        for read in reads.tensors:
-            planner.commit_tensor(read.item, read.target)
-        for value, stream in zip(reads.values, values, strict=True):
-            planner.load_bytes(value.item, stream)
+        with agreement.in_our_words("The target was not filled"):
+            fetcher.fill(reads.tensors, ranks=ticket.world_size)
+            for read in reads.tensors:
+                planner.commit_tensor(read.item, read.target)
+            for value, stream in zip(reads.values, values, strict=True):
+                planner.load_bytes(value.item, stream)
         self._end(reads, ticket, planner, fetcher.bytes_fetched, time.monotonic() - began)
         done: Future[None] = Future()
         done.set_result(None)
@@ -294,11 +299,29 @@ class CkptStoreReader(StorageReader):
         self.report = LoadReport(name, seq, ticket.skipped, missing, reads.casts, fetched)
         tell(self._observer, Loaded(name, seq, fetched, seconds))
 
+    def forget(self) -> None:
+        """Let go of the load before, so that `lost` speaks of nothing but the one that begins now."""
+        self._ticket = None
+
+    def lost(self) -> CkptStoreError | None:
+        """Return what to raise when a collective of the load has failed; None if no rank was asked to read yet."""
+        ticket = self._ticket
+        if ticket is None or ticket.world_size == 1:
+            return None
+        return survivors.lost_in_load(ranks.meet(ticket.rank, ticket.world_size, ticket.load_id))
+
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return False: a name alone does not say where the run is, so DCP never chooses this reader by itself."""
         del checkpoint_id
         return False
+
+
+def _checked_prefixes(only: object) -> tuple[str, ...]:
+    prefixes = tuple(only) if isinstance(only, Iterable) and not isinstance(only, str) else ()
+    if not prefixes or not all(isinstance(prefix, str) and prefix for prefix in prefixes):
+        raise InvalidInputError(f"only={only!r:.80} is no list of keys.", hint="Pass only=('model',), say.")
+    return prefixes
 
 
 def open_root(
@@ -310,6 +333,11 @@ def open_root(
     """Return the store at a run's root, or `url` itself if it is one."""
     if isinstance(url, str | os.PathLike):
         return open_store(url, storage_options=storage_options, transfer=transfer)
+    if not hasattr(url, "open_upload"):
+        raise InvalidInputError(
+            f"A run's root must be a path, a URL or an open store, not {url!r:.80}.",
+            hint="Pass 's3://bucket/run', say.",
+        )
     if storage_options:
         raise InvalidInputError("storage_options belong to a URL, not to an open store.", hint="Leave them out.")
     return url

@@ -21,19 +21,18 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckptstore.clock import IdSource, SystemIds
-from ckptstore.errors import CommitUnknownError, InvalidInputError, UnsupportedError
+from ckptstore.errors import CkptStoreError, CommitUnknownError, InvalidInputError, UnsupportedError
 from ckptstore.events import Observer, ShardStored, UploadBegan, silent, tell
-from ckptstore.format.layout import encode_name
 from ckptstore.format.shard import lay_out
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.options import LogOptions, TransferOptions
+from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.attempt import Attempt, Description, begin
-from ckptstore.protocol.claim import Incarnation, Takeover
+from ckptstore.protocol.claim import Incarnation, Takeover, check_takeover, check_who
 from ckptstore.protocol.commit import commit
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from ckptstore.transfer.upload import upload_shard
-from storage_writers import agreement, incarnations, ranks
+from storage_writers import agreement, incarnations, ranks, survivors
 from storage_writers.metadata import check_written, encode_planner, received
 from storage_writers.planning import Contents, Ticket, check_caching, check_items, name_and_step
 from storage_writers.reader import open_root
@@ -51,6 +50,7 @@ class _Save:
     peers: ranks.Peers
     set_up: bool = False
     begun: tuple[Incarnation, Attempt] | None = None
+    committed: int | None = None
 
 
 class CkptStoreWriter(StorageWriter):
@@ -72,6 +72,9 @@ class CkptStoreWriter(StorageWriter):
         transfer: How bytes are moved.
         log: How records are appended.
         observer: Hears of every phase. It stays behind when the writer is pickled.
+
+    Raises:
+        InvalidInputError: An argument is outside of what is allowed.
     """
 
     def __init__(  # noqa: PLR0913  (a face takes written-out keywords)
@@ -90,6 +93,12 @@ class CkptStoreWriter(StorageWriter):
         log: LogOptions | None = None,
         observer: Observer = silent,
     ) -> None:
+        check_seconds(agree_timeout_seconds=agree_timeout_seconds)
+        check_flags(allow_pickle=allow_pickle, allow_one_rank=allow_one_rank, assume_single_writer=assume_single_writer)
+        check_kinds(transfer=(transfer, TransferOptions), log=(log, LogOptions))
+        check_takeover(takeover)
+        if job is not None:
+            check_who(job=job)
         self._url = url
         self._storage_options = storage_options
         self._group = process_group
@@ -170,7 +179,6 @@ class CkptStoreWriter(StorageWriter):
         def mine() -> list[object]:
             nonlocal said
             name, step = name_and_step(checkpoint_id, description.global_step)
-            encode_name(name)
             said = name, dataclasses.replace(description, global_step=step)
             return [name, step, peers.world_size, self._store.url, self._read_run(peers)]
 
@@ -325,7 +333,8 @@ class CkptStoreWriter(StorageWriter):
         layout = lay_out(contents.chunks)
         tell(self._observer, UploadBegan(key, layout.size))
         bodies = (contents.pieces(index) for index in layout.order)
-        shard = upload_shard(self._store, key, layout, bodies, rank=ticket.rank, options=self._transfer)
+        with agreement.in_our_words(f"{key} was not stored"):
+            shard = upload_shard(self._store, key, layout, bodies, rank=ticket.rank, options=self._transfer)
         tell(self._observer, ShardStored(key, shard.size, time.monotonic() - began))
         return [
             WriteResult(plan.items[index].index, item.chunk.nbytes, (shard, item))
@@ -347,6 +356,7 @@ class CkptStoreWriter(StorageWriter):
         assert save.begun is not None  # noqa: S101  (prepare_global_plan ran here)
         shards = received(results)
         check_written(metadata, shards)
+        save.committed = survivors.UNKNOWN
         try:
             self.committed = commit(
                 log,
@@ -356,13 +366,29 @@ class CkptStoreWriter(StorageWriter):
                 software=_software(),
                 options=self._transfer,
             )
+            save.committed = self.committed.seq
+        except CommitUnknownError:
+            raise
         except Exception:
+            save.committed = None
             raise
         except BaseException as interrupt:  # I5: DCP would report a failure, and the commit may stand
             raise CommitUnknownError(
                 f"The save of {save.name} was interrupted during its commit: {interrupt!r}.",
                 hint="Delete nothing. Run `ckptstore log URL` to see whether it was committed.",
             ) from interrupt
+
+    def forget(self) -> None:
+        """Let go of what this thread saved before, so that `lost` speaks of nothing but the save that begins now."""
+        self._here.save = None
+
+    def lost(self) -> CkptStoreError | None:
+        """Return what to raise when a collective of this thread's save has failed; None if no save has begun."""
+        save = self._save
+        if save is None or save.peers.store is None:
+            return None
+        peers = dataclasses.replace(save.peers, channel=save.save_id)
+        return survivors.lost_in_save(peers, save.name, save.committed)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

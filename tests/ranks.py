@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 PRELOADED = [
     "torch",
+    "torch._dynamo",  # else each process imports it, for seconds, at its first DTensor
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
     "torch.distributed.checkpoint.state_dict",

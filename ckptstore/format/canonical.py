@@ -9,41 +9,66 @@ from dataclasses import MISSING, fields
 from typing import Any, TypeVar, cast
 
 from ckptstore.errors import InvalidInputError
-from ckptstore.format.strict_json import dump_json
+from ckptstore.format.strict_json import dump_json, is_utf8
 from ckptstore.units import KIB
 
 MAX_TEXT_BYTES = 16 * KIB
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
+MAX_DEPTH = 64
+
 _MAX_INTEGER = 2**63
+_MAX_WRITTEN = 10**1000  # json's parser refuses 4,300 digits
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 80
 _T = TypeVar("_T")
 
 
-def canonical_json(value: object) -> bytes:
+def canonical_json(value: object, *, what: str = "This value", max_depth: int = MAX_DEPTH) -> bytes:
     """Return `value` as JSON with sorted keys, no spaces, UTF-8; non-finite floats become text.
 
+    Args:
+        value: Plain values.
+        what: What it is, for messages.
+        max_depth: How many lists and tables may stand in each other. It must be readable from any depth of calls.
+
     Raises:
-        InvalidInputError: It holds something that is not JSON, a key that is not text, or text that UTF-8 cannot hold.
+        InvalidInputError: It holds something that is not JSON, a key that is not text, or text that UTF-8 cannot hold,
+            or is nested too deeply; where is named.
     """
-    try:
-        return dump_json(_finite(value), what="This value")
-    except RecursionError as error:
-        raise InvalidInputError("This value is nested too deeply.", hint="Pass plain values only.") from error
+    return dump_json(_plain(value, what, max_depth), what=what)
 
 
-def _finite(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+def _plain(value: object, at: str, depth_left: int) -> object:
+    """Return `value` with what JSON has not replaced; `at` says where it stands."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        finite = math.isfinite(value)
+        return value if finite else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, int) and abs(value) < _MAX_WRITTEN:
+        return value
+    if isinstance(value, str) and is_utf8(value):
+        return value
+    if depth_left < 0:
+        raise _unwritable(f"{at[:_SHOWN]}…", "is nested too deeply")
     if isinstance(value, dict):
         for key in value:
-            if not isinstance(key, str):
-                raise InvalidInputError(f"The key {key!r} is not text.", hint="Use text for keys.")
-        return {key: _finite(inner) for key, inner in value.items()}
+            if not isinstance(key, str) or not is_utf8(key):
+                raise _unwritable(at, f"has the key {key!r:.80}, which is no text")
+        return {key: _plain(inner, f"{at}[{key!r}]", depth_left - 1) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
+        return [_plain(inner, f"{at}[{index}]", depth_left - 1) for index, inner in enumerate(value)]
+    known = "a number that is too large" if isinstance(value, int) else "text that UTF-8 cannot hold"
+    raise _unwritable(at, f"is {known if isinstance(value, int | str) else f'a {type(value).__name__}'}")
+
+
+def _unwritable(at: str, fault: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{at} {fault}, and cannot be recorded.",
+        hint="Pass None, bool, int, float, str, and lists and dicts of them with text for keys.",
+        at=at,
+    )
 
 
 def integer(value: object) -> int:

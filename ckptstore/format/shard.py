@@ -11,6 +11,7 @@ from typing import Any
 from ckptstore.errors import InvalidInputError
 from ckptstore.format.checksum import DIGEST_BYTES, digest, hexdigest
 from ckptstore.format.dtypes import BYTES, Dtype, dtype_named
+from ckptstore.format.strict_json import is_utf8
 from ckptstore.units import KIB, MIB
 
 LEAF_TABLE_NAME = "__ckptstore_leaves__"
@@ -246,7 +247,7 @@ def _header(items: Sequence[StoredItem], leaf_count: int) -> bytes:
     try:
         text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
-        name = next(item.chunk.tensor.name for item in items if not _is_utf8(item.chunk.tensor.name))
+        name = next(item.chunk.tensor.name for item in items if not is_utf8(item.chunk.tensor.name))
         raise InvalidInputError(f"The name {name!r} cannot be written as UTF-8.", hint="Rename the value.") from error
     text += b" " * (-len(text) % 8)
     if LENGTH_BYTES + len(text) > MAX_HEADER_BYTES:
@@ -256,14 +257,6 @@ def _header(items: Sequence[StoredItem], leaf_count: int) -> bytes:
             items=len(items),
         )
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _checked_width(chunk: Chunk) -> int:

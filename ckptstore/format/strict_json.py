@@ -39,6 +39,15 @@ def dump_json(value: Any, *, what: str, sort_keys: bool = True) -> bytes:
         raise InvalidInputError(f"{what} cannot be written as JSON: {error}.", what=what) from error
 
 
+def is_utf8(text: str) -> bool:
+    """Return whether `text` can be written as UTF-8: it holds no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):

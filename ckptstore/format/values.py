@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError, UnsupportedError
-from ckptstore.format.strict_json import dump_json, parse_json
+from ckptstore.format.strict_json import dump_json, is_utf8, parse_json
 from ckptstore.format.value_types import ValueTypes
 from ckptstore.units import MIB
 
@@ -87,7 +87,7 @@ class _Writer:
             return value if math.isfinite(value) else {"$float": _name_of(value)}
         if kind is str:
             self._spend(len(value), path)
-            return value if _is_utf8(value) else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
+            return value if is_utf8(value) else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
         if kind is bytes:
             self._spend(len(value), path)
             return {"$bytes": _base64(value)}
@@ -128,7 +128,7 @@ class _Writer:
         return {f"${kind.tag}": self.plain(inner, path, depth)}
 
     def _dict(self, value: dict[Any, Any], path: _Path, depth: int, step: str) -> Any:
-        if not all(type(key) is str and not key.startswith("$") and _is_utf8(key) for key in value):
+        if not all(type(key) is str and not key.startswith("$") and is_utf8(key) for key in value):
             return {"$dict": self._pairs(value, path, depth)}
         self._spend(sum(map(len, value)), path)
         return {key: self.plain(item, (path, step.format(key)), depth) for key, item in value.items()}
@@ -235,10 +235,6 @@ def _with_factory(value: Any, pairs: list[Any], path: _Path) -> dict[str, Any]:
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
-
-
-def _is_utf8(text: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in text) if not text.isascii() else True
 
 
 def _name_of(value: float) -> str:

@@ -40,6 +40,7 @@ _ERRORS: dict[int, type[CkptStoreError]] = {
     errno.ENAMETOOLONG: InvalidInputError,
 }
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 
@@ -199,7 +200,9 @@ class Temporary:
         try:
             os.link(self._path, self._target)
         except FileExistsError as error:
-            raise AlreadyExistsError(f"{self._target} exists.", hint="Read it back.", path=str(self._target)) from error
+            if not self._target.is_file() or self._target.is_symlink():
+                raise  # no object, and never one that could be read back
+            raise AlreadyExistsError(f"{self._target} exists.", path=str(self._target)) from error
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -216,7 +219,8 @@ def translated(error: OSError, path: Path) -> CkptStoreError:
     """Return our error for the system's, with the path and the number."""
     kind = _ERRORS.get(error.errno or 0, UnavailableError)
     name = errno.errorcode.get(error.errno or 0, "no number")
-    return kind(f"{path}: {error.strerror or error} ({name}).", path=str(path), errno=error.errno)
+    hint = "Make room there, and try again." if error.errno in _FULL else ""
+    return kind(f"{path}: {error.strerror or error} ({name}).", hint=hint, path=str(path), errno=error.errno)
 
 
 def translated_write(error: OSError, path: Path) -> CkptStoreError:
@@ -224,5 +228,7 @@ def translated_write(error: OSError, path: Path) -> CkptStoreError:
     ours = translated(error, path)
     if isinstance(ours, NotFoundError) or error.errno == errno.EEXIST:
         message = f"{path} cannot be written: something else stands in its way ({error.strerror})."
-        return UnsupportedError(message, path=str(path), errno=error.errno)
+        return UnsupportedError(
+            message, hint=f"Look at {path}, and move away what is none of ours.", path=str(path), errno=error.errno
+        )
     return ours

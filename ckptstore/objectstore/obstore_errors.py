@@ -53,11 +53,6 @@ _BY_STATUS: dict[int, type[CkptStoreError]] = {
     416: IntegrityError,
     429: UnavailableError,
 }
-_HINTS: dict[type[CkptStoreError], str] = {
-    AccessDeniedError: "Check the credentials and their rights: reading, writing, deleting and listing are needed.",
-    AlreadyExistsError: "Read it back.",
-}
-
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _STATUS = re.compile(r"\bstatus(?: code)?: (\d{3})\b")
 _RETRIES = re.compile(r"\bafter (\d+) retries\b")
@@ -87,6 +82,9 @@ def translated(error: Exception, request: Request) -> CkptStoreError:
     code, status, kind = _find(_CODE, text), _find(_STATUS, text), _find(_KIND, text)
     retried = int(_find(_RETRIES, text) or 0) > 0
     ours, hint = _classified(error, code, int(status or 0))
+    if request.doing == "LIST" and ours is NotFoundError:
+        # A prefix is empty or not; "not found" is no answer of an S3 server, and no proof that the log is empty.
+        ours, hint = InvalidInputError, "Correct the URL, or the endpoint (AWS_ENDPOINT_URL): no bucket answers there."
     if ours is None:
         never_sent = kind == "Connect" and not retried
         ours = UnavailableError if never_sent or not request.writes else OutcomeUnknownError
@@ -96,7 +94,7 @@ def translated(error: Exception, request: Request) -> CkptStoreError:
     said = " ".join(filter(None, [status, code])) or (f"no answer ({kind})" if kind else type(error).__name__)
     return ours(
         f"{request.doing} {request.url}: {said}.",
-        hint=hint or _HINTS.get(ours, ""),
+        hint=hint,
         key=request.key,
         status=int(status) if status else None,
         s3_code=code,

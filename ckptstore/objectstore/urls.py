@@ -15,9 +15,10 @@ from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.objectstore.keys import fault_of_segments
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.options import TransferOptions
+from ckptstore.options import TransferOptions, check_kinds
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_HALF_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
@@ -62,14 +63,15 @@ def open_store(
         raise InvalidInputError(
             f"The engine {engine!r} does not serve {scheme}://.", hint=f"It is served by: {', '.join(engines)}."
         )
+    check_kinds(storage_options=(storage_options, Mapping), transfer=(transfer, TransferOptions))
     place = _Place(scheme, path, dict(storage_options or {}), transfer or TransferOptions())
     return engines[engine or next(iter(engines))](place)
 
 
 def _split(url: str | os.PathLike[str]) -> tuple[str, str]:
-    text = os.fspath(url)
+    text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
-        raise InvalidInputError(f"A run's root must be a path or a URL, not {url!r}.", hint=_known())
+        raise InvalidInputError(f"A run's root must be a path or a URL, not {url!r:.80}.", hint=_known())
     match = _SCHEME.fullmatch(text) if isinstance(url, str) else None
     if match is None:
         return "file", _plain_path(text)
@@ -88,8 +90,11 @@ def _split(url: str | os.PathLike[str]) -> tuple[str, str]:
 
 def _plain_path(text: str) -> str:
     first = text.split("/", 1)[0]
-    if first.endswith(":") and first[:-1].lower() in _ENGINES:
-        raise InvalidInputError(f"{text!r} is neither a path nor a URL.", hint=f"Write {first}// and what follows.")
+    if _HALF_SCHEME.fullmatch(first):  # `s3:/bucket` would become a directory called `s3:` here
+        raise InvalidInputError(
+            f"{text!r} is neither a path nor a URL.",
+            hint=f"Write {first}// and what follows, or ./{first} if a path is meant.",
+        )
     if text.startswith("/"):
         return "/" + _checked(text[1:])
     up, rest = os.getcwd(), text  # noqa: PTH109  (a string, taken as it is)

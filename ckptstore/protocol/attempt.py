@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +20,10 @@ from ckptstore.units import KIB
 
 MAX_DESCRIPTION_BYTES = 16 * KIB
 """Of all that the user says of a save, as JSON. With it and 128 parts a record stays below 64 KiB."""
+MAX_DEPTH = 32
 MAX_SOFTWARE_BYTES = 1 * KIB
 MAX_INTEGER = 2**63 - 1
+MAX_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class Description:
         tags: Labels.
 
     Raises:
-        InvalidInputError: A value is not what it must be, or all together take more than 16 KiB.
+        InvalidInputError: A value is not what it must be (it is named), is nested more than 32 deep, or all together
+            take more than 16 KiB.
     """
 
     global_step: int | None = None
@@ -49,16 +52,15 @@ class Description:
 
     def __post_init__(self) -> None:
         step = self.global_step if self.global_step is None else _whole("global_step", self.global_step)
-        tags = (self.tags,) if isinstance(self.tags, str) else tuple(self.tags)
         plain = {
             "global_step": step,
-            "parallelism": {key: _whole(f"parallelism[{key!r}]", value) for key, value in self.parallelism.items()},
-            "training_state": dict(self.training_state),
-            "metrics": {key: _number(f"metrics[{key!r}]", value) for key, value in self.metrics.items()},
-            "fingerprints": {key: _text(f"fingerprints[{key!r}]", text) for key, text in self.fingerprints.items()},
-            "tags": tuple(_text("a tag", tag) for tag in tags),
+            "parallelism": _table("parallelism", self.parallelism, _whole),
+            "training_state": _table("training_state", self.training_state, lambda _, value: value),
+            "metrics": _table("metrics", self.metrics, _number),
+            "fingerprints": _table("fingerprints", self.fingerprints, _text),
+            "tags": _tags(self.tags),
         }
-        size = len(canonical_json(plain))
+        size = sum(len(canonical_json(value, what=name, max_depth=MAX_DEPTH)) for name, value in plain.items())
         if size > MAX_DESCRIPTION_BYTES:
             raise InvalidInputError(
                 f"The description of the save takes {size} bytes, {MAX_DESCRIPTION_BYTES} are allowed.",
@@ -134,19 +136,19 @@ def begin(
     """
     encode_name(checkpoint_id)
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-        raise InvalidInputError(f"world_size must be 1 or more, not {world_size!r}.")
+        raise InvalidInputError(f"world_size must be 1 or more, not {world_size!r:.80}.")
     incarnation.check()
     fold = log.refresh().whole()
     if log.run is None:
         raise NotFoundError(f"There is no run at {log.store.url}.", hint="Open it for writing first.")
     check_not_fenced(fold, incarnation, incarnation.term)
-    term = claim(log, incarnation, takeover=takeover)
-    number = incarnation.next_attempt(log.fold)
-    stem = Stem(checkpoint_id, term, number, log.ids.nonce())
-    attempt = Attempt(log.fold.run, stem, world_size, description or Description())
+    stem = Stem(checkpoint_id, fold.term + 1, 1, log.ids.nonce())
+    attempt = Attempt(fold.run, stem, world_size, description or Description())
     _check_encodable(attempt)
+    term = claim(log, incarnation, takeover=takeover)
+    stem = replace(stem, term=term, attempt=incarnation.next_attempt(log.fold))
     tell(log.observer, AttemptBegan(checkpoint_id=checkpoint_id, prefix=str(stem)))
-    return attempt
+    return replace(attempt, stem=stem)
 
 
 def _check_encodable(attempt: Attempt) -> None:
@@ -162,19 +164,44 @@ def _check_encodable(attempt: Attempt) -> None:
     encode_record(replace(record, parent=MAX_INTEGER), envelope)
 
 
+def _table(name: str, value: object, checked: Callable[[str, Any], Any]) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _unfit(name, "a table with text for keys", value)
+    return {key: checked(f"{name}[{key!r}]", inner) for key, inner in value.items()}
+
+
+def _tags(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise _unfit("tags", "a list of texts", value)
+    return tuple(_text("a tag", tag) for tag in (value if isinstance(value, list | tuple) else sorted(value, key=str)))
+
+
 def _whole(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) < 2**63:
-        raise InvalidInputError(f"{name} must be a whole number from 0 on, not {value!r:.80}.")
+        raise _unfit(name, "a whole number from 0 to 2^63 - 1", value)
     return int(value)
 
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InvalidInputError(f"{name} must be a number, not {value!r:.80}.", hint="Pass float(value).")
-    return float(value)
+        raise _unfit(name, "a number (pass float(value))", value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise _unfit(name, "a number that a float can hold", value) from None
 
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidInputError(f"{name} must be text, not {value!r:.80}.")
+        raise _unfit(name, "text", value)
     return value
+
+
+def _unfit(name: str, wanted: str, value: object) -> InvalidInputError:
+    huge = isinstance(value, int) and abs(value) >= 10**MAX_SHOWN
+    shown = "one of many digits" if huge else f"{type(value).__name__} {value!r:.80}"
+    return InvalidInputError(
+        f"{name} must be {wanted}, not {shown}.", hint="Correct it where describe() is called.", field=name
+    )

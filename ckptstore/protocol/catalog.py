@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from ckptstore.format.layout import DATA_PREFIX, Stem, encode_name, parse_data_k
 from ckptstore.format.records import ABANDONED, QUARANTINED, Known, Pin, Restore, SetAside, Unpin
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 from ckptstore.options import TransferOptions
+from ckptstore.protocol.claim import check_who
 from ckptstore.protocol.fold import Committed, Fold
 from ckptstore.protocol.log import Entry, RunLog
 from ckptstore.protocol.parts import load_parts
@@ -86,7 +88,8 @@ class Catalog:
             UncommittedError: Only attempts of this name exist that were never committed.
             UnsupportedError: A later release wrote to this log, and the answer may depend on it.
         """
-        if sum(each is not None for each in (checkpoint_id, step, seq)) != 1:
+        check_asked(checkpoint_id, step, seq)
+        if (checkpoint_id, step, seq) == (None, None, None):
             raise InvalidInputError("Give exactly one of checkpoint_id, step and seq.", hint="Pass checkpoint_id=...")
         fold = self.log.refresh()
         if seq is not None:
@@ -170,11 +173,13 @@ class Catalog:
         """Keep a checkpoint from being retired while `holder` holds it; None if it is pinned so already.
 
         Raises:
+            InvalidInputError: The holder is no text, or empty.
             NotFoundError: It is not a kept checkpoint.
             CommitUnknownError: Whether it is pinned is not known. See `RunLog.append` for the rest.
 
         If killed: it is pinned or not.
         """
+        check_who(holder=holder)
         pin = Pin(seq, holder, reason)
 
         def decide(fold: Fold) -> Pin | None:
@@ -187,11 +192,13 @@ class Catalog:
         """Let go of a checkpoint; None if `holder` does not hold it.
 
         Raises:
+            InvalidInputError: The holder is no text, or empty.
             NotFoundError: It is not a kept checkpoint.
             CommitUnknownError: Whether it is unpinned is not known. See `RunLog.append` for the rest.
 
         If killed: it is unpinned or not.
         """
+        check_who(holder=holder)
 
         def decide(fold: Fold) -> Unpin | None:
             return Unpin(seq, holder) if holder in [pin.holder for pin in _at(fold, seq, None).pins] else None
@@ -277,6 +284,30 @@ class Catalog:
                 "Uncommitted data is never loaded.",
                 hint="Load another checkpoint; `ckptstore ls URL` lists what is committed.",
                 attempts=shown,
+            )
+
+
+def check_asked(checkpoint_id: object, step: object, seq: object) -> None:
+    """Check that at most one of three ways to ask for a checkpoint is used, and that it asks for something.
+
+    Raises:
+        InvalidInputError: Several are used, the name is no text, or a number is no whole number.
+    """
+    asked = {"checkpoint_id": checkpoint_id, "step": step, "seq": seq}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if len(given) > 1:
+        shown = ", ".join(f"{name}={value!r:.80}" for name, value in given.items())
+        raise InvalidInputError(
+            f"Give one of checkpoint_id, step and seq, not {shown}.", hint="Leave out all but one.", given=list(given)
+        )
+    if checkpoint_id is not None and not isinstance(checkpoint_id, str):
+        encode_name(checkpoint_id)  # type: ignore[arg-type]  # which refuses it
+    for name in given.keys() - {"checkpoint_id"}:
+        if isinstance(given[name], bool) or not isinstance(given[name], numbers.Integral):
+            raise InvalidInputError(
+                f"{name} must be a whole number, not {given[name]!r:.80}.",
+                hint=f"Pass {name}=12000, say.",
+                given=[name],
             )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ckptstore.clock import IdSource, SystemIds
 from ckptstore.errors import ConflictError, FencedError, InvalidInputError
 from ckptstore.events import Claimed, tell
-from ckptstore.format.records import Claim, Record
+from ckptstore.format.records import Claim
 from ckptstore.protocol.fold import Fold, Reign
 from ckptstore.protocol.log import RunLog
 
@@ -32,9 +32,7 @@ class Incarnation:
     """
 
     def __init__(self, id: str, *, job: str, host: str) -> None:  # noqa: A002  (the record's own word)
-        for name, value in (("job", job), ("host", host)):
-            if not isinstance(value, str) or not 0 < len(value.encode(errors="replace")) <= MAX_WHO_BYTES:
-                raise InvalidInputError(f"{name} must be text of at most {MAX_WHO_BYTES} bytes, not {value!r:.80}.")
+        check_who(job=job, host=host)
         self.id, self.job, self.host = id, job, host
         self.loaded: int | None = None
         """seq of the checkpoint that this process loaded: the parent of its first commit."""
@@ -100,6 +98,35 @@ class Incarnation:
         self._lock = threading.Lock()
 
 
+def check_who(**names: object) -> None:
+    """Check that each is text that a claim can record.
+
+    Raises:
+        InvalidInputError: One is not; it is named.
+    """
+    for name, value in names.items():
+        if not isinstance(value, str) or not 0 < len(value.encode(errors="replace")) <= MAX_WHO_BYTES:
+            raise InvalidInputError(
+                f"{name} must be text of 1 to {MAX_WHO_BYTES} bytes, not {value!r:.80}.",
+                hint=f"Pass a short {name}='...', or leave it out.",
+                option=name,
+            )
+
+
+def check_takeover(takeover: object) -> None:
+    """Check that `takeover` is one of the two: anything else must not count as `always`.
+
+    Raises:
+        InvalidInputError: It is not.
+    """
+    if takeover not in get_args(Takeover):
+        raise InvalidInputError(
+            f"takeover must be one of {', '.join(get_args(Takeover))}, not {takeover!r:.80}.",
+            hint="Pass takeover='same_job', or leave it out.",
+            option="takeover",
+        )
+
+
 def reigns(fold: Fold, incarnation: Incarnation) -> bool:
     """Say whether the newest claim is this incarnation's."""
     return fold.claim is not None and fold.claim.incarnation == incarnation.id
@@ -124,12 +151,14 @@ def claim(log: RunLog, incarnation: Incarnation, *, takeover: Takeover = "always
     """Begin the incarnation's reign unless it reigns already, and return its term. Refresh the log first.
 
     Raises:
+        InvalidInputError: `takeover` is neither `always` nor `same_job`.
         FencedError: A newer incarnation has claimed. It is raised ever after.
         ConflictError: `takeover` is `same_job` and the newest claim is of another job.
         CommitUnknownError: Whether the claim stands is not known; the next call finds out.
 
     If killed: the claim stands or not. If it does, everybody older is fenced; no answer about what exists changes.
     """
+    check_takeover(takeover)
 
     def decide(fold: Fold) -> Claim | None:
         if reigns(fold, incarnation):
@@ -139,11 +168,8 @@ def claim(log: RunLog, incarnation: Incarnation, *, takeover: Takeover = "always
             raise _not_ours(fold, fold.claim, incarnation)
         return Claim(fold.term + 1, incarnation.id, incarnation.job, incarnation.host)
 
-    def same(record: Record) -> bool:
-        return isinstance(record, Claim) and record.incarnation == incarnation.id
-
     before = log.fold.claim
-    appended = log.append(decide, same=same)
+    appended = log.append(decide)
     reign = log.fold.claim
     if reign is None or reign.incarnation != incarnation.id:
         raise incarnation.fence(reign) if reign else AssertionError("a claim was appended and is not there")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Self, TypeVar
+from typing import Self
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds, timestamp
 from ckptstore.errors import (
@@ -37,11 +36,10 @@ from ckptstore.objectstore.port import ObjectStore, PutMode
 from ckptstore.options import LogOptions
 from ckptstore.protocol.capable import require_capable
 from ckptstore.protocol.fold import Fold, apply, fold_blake3
+from ckptstore.protocol.interrupts import decided
 from ckptstore.protocol.reading import advance, get_if_there, no_run, open_fold, slots_between
 
 MAX_PAUSE_SECONDS = 5.0
-
-_T = TypeVar("_T")
 
 
 class Outcome(Enum):
@@ -136,47 +134,6 @@ def read_back(store: ObjectStore, key: str, *, max_bytes: int = MAX_RECORD_BYTES
         raise
     except Exception:  # noqa: BLE001  (a refusal or a time-out is never "absent")
         return False, None
-
-
-def decided(work: Callable[[], _T]) -> _T:
-    """Return what `work` returns, letting no interrupt come between (I5).
-
-    Interrupts reach the main thread only, so there the work runs on another one and an interrupt is raised after its
-    end, with a note that says how it ended. The work must have a deadline of its own.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return work()
-    result: Future[_T] = Future()
-    go, given_up = threading.Event(), threading.Event()
-
-    def run() -> None:
-        go.wait()
-        try:
-            if not given_up.is_set():
-                result.set_result(work())
-        except BaseException as error:  # noqa: BLE001  (handed over whole)
-            result.set_exception(error)
-
-    try:
-        threading.Thread(target=run, name="ckptstore-append", daemon=True).start()
-    except BaseException as error:
-        given_up.set()
-        go.set()
-        if isinstance(error, RuntimeError):  # no thread to be had: at an interpreter's end, say
-            return work()
-        raise
-    interrupt: BaseException | None = None
-    while True:
-        try:
-            go.set()
-            wait([result])
-            break
-        except BaseException as error:  # noqa: BLE001  (raised below)
-            interrupt = error
-    if interrupt is None:
-        return result.result()
-    interrupt.add_note(f"The append under way ended before this was raised, with {result.exception() or 'success'}.")
-    raise interrupt
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from blake3 import blake3
 
-from ckptstore.errors import IntegrityError, InvalidInputError, NotFoundError
+from ckptstore.errors import IntegrityError, InvalidInputError
 from ckptstore.format.layout import RUN_KEY, slot_key
 from ckptstore.format.records import LEVELS, MAX_RECORD_BYTES, decode_record
 from ckptstore.format.shard import Shard, StoredShard
@@ -125,7 +125,7 @@ def _verify_data(
     for stored in (each for each in shards if level == "full" and each.shard.path not in gone):
         try:
             read += verify_shard(log.store, stored, options=options)
-        except (IntegrityError, NotFoundError) as error:
+        except IntegrityError as error:
             findings.append(_finding("full", stored.shard.path, error))
         progress(read, total)
     return Verdict(level, committed.seq, tuple(findings), read)
@@ -204,9 +204,9 @@ def _compare(level: Level, shard: Shard, info: ObjectInfo | None) -> list[Findin
     return []
 
 
-def _finding(level: str, key: str, error: IntegrityError | NotFoundError) -> Finding:
+def _finding(level: str, key: str, error: IntegrityError) -> Finding:
     facts = error.facts
-    missing = isinstance(error, NotFoundError) or ("found" in facts and facts["found"] is None)
+    missing = "found" in facts and facts["found"] is None
     return Finding(
         level,
         "missing" if missing else "damaged",

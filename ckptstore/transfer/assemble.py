@@ -27,15 +27,19 @@ def box_of(tensor: TensorMeta, index: Sequence[slice]) -> Box:
     """Return the box that `index` asks for: slices with step 1, one per dimension, missing ones whole.
 
     Raises:
-        InvalidInputError: More slices than dimensions, or a step other than 1.
+        InvalidInputError: More slices than dimensions, a step other than 1, or no slices at all.
     """
-    if len(index) > len(tensor.shape) or any(piece.step not in (None, 1) for piece in index):
+    try:
+        fits = len(index) <= len(tensor.shape) and all(piece.step in (None, 1) for piece in index)
+        bounds = [piece.indices(size) for piece, size in zip(index, tensor.shape, strict=False)]
+    except (TypeError, AttributeError):  # a number in place of a slice, or something else than numbers in one
+        fits, bounds = False, []
+    if not fits:
         raise InvalidInputError(
-            f"{tensor.name} has shape {tensor.shape}; {tuple(index)} is not a box of it.",
+            f"{tensor.name} has shape {tensor.shape}; {index!r:.200} is not a box of it.",
             hint="Give one slice without a step per dimension.",
             key=tensor.name,
         )
-    bounds = [piece.indices(size) for piece, size in zip(index, tensor.shape, strict=False)]
     bounds += [(0, size, 1) for size in tensor.shape[len(index) :]]
     return tuple(start for start, _, _ in bounds), tuple(max(0, stop - start) for start, stop, _ in bounds)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ckptstore.errors import CkptStoreError, IntegrityError
+from ckptstore.errors import CkptStoreError, IntegrityError, NotFoundError
 from ckptstore.format.checksum import DIGEST_BYTES, digest, hexdigest
 from ckptstore.format.shard import LENGTH_BYTES, Shard, StoredShard, header_entries, shard_root
 from ckptstore.format.strict_json import parse_json
@@ -126,7 +127,7 @@ def leaf_table(store: ObjectStore, shard: Shard) -> bytes:
         IntegrityError: Its hash is not the recorded one.
     """
     length = shard.size - shard.leaf_table_offset
-    table = bytes(store.get_range(shard.path, start=shard.leaf_table_offset, length=length)) if length else b""
+    table = _range(store, shard, shard.leaf_table_offset, length) if length else b""
     expect(shard, "leaf table", hexdigest(table), shard.leaf_table_blake3)
     return table
 
@@ -145,13 +146,35 @@ def expect(shard: Shard, what: str, found: object, expected: object) -> None:
         )
 
 
+@contextlib.contextmanager
+def _there(shard: Shard) -> Iterator[None]:
+    """Let "not found" out as damage: a commit says that the object is there (I4), so it is no absent checkpoint."""
+    try:
+        yield
+    except NotFoundError as error:
+        raise IntegrityError(
+            f"{shard.path} is missing; {shard.size} bytes were recorded.",
+            hint="Run `ckptstore verify URL --all` and load an older checkpoint.",
+            key=shard.path,
+            shard_rank=shard.rank,
+            what="object",
+            found=None,
+            expected=shard.size,
+        ) from error
+
+
+def _range(store: ObjectStore, shard: Shard, start: int, length: int) -> bytes:
+    with _there(shard):
+        return bytes(store.get_range(shard.path, start=start, length=length))
+
+
 def fetch_verified(store: ObjectStore, span: Span, table: bytes) -> memoryview:
     """Return a span's bytes, after verifying each of its leaves.
 
     Raises:
         IntegrityError: A leaf is not what was written. The facts name it.
     """
-    data = memoryview(store.get_range(span.shard.path, start=span.start, length=span.length))
+    data = memoryview(_range(store, span.shard, span.start, span.length))
     expect(span.shard, "length of a ranged read", data.nbytes, span.length)
     for leaf in span.leaves:
         at = (leaf.wanted.item.first_leaf + leaf.number) * DIGEST_BYTES
@@ -197,16 +220,16 @@ def check_shard(store: ObjectStore, shard: Shard) -> None:
     """Check a shard's structure before anything of it is loaded: size, header, leaf table, root.
 
     Raises:
-        IntegrityError: One of them is not what was recorded.
-        NotFoundError: The object is provably absent.
+        IntegrityError: One of them is not what was recorded, or the object is missing.
     """
     structure(store, shard)
 
 
 def structure(store: ObjectStore, shard: Shard) -> tuple[bytes, bytes]:
     """Return a shard's header and leaf table, after all the checks of `check_shard`; raises as it does."""
-    expect(shard, "size", store.head(shard.path).size, shard.size)
-    header = bytes(store.get_range(shard.path, start=0, length=shard.header_bytes))
+    with _there(shard):
+        expect(shard, "size", store.head(shard.path).size, shard.size)
+    header = _range(store, shard, 0, shard.header_bytes)
     expect(shard, "header", hexdigest(header), shard.header_blake3)
     table = leaf_table(store, shard)
     expect(shard, "root", shard_root(header, table), shard.root)
@@ -217,8 +240,7 @@ def verify_shard(store: ObjectStore, stored: StoredShard, *, options: TransferOp
     """Hash every byte of a shard, padding included, and return how many were read (I13).
 
     Raises:
-        IntegrityError: Any byte is not what was written, or the header contradicts the manifest.
-        NotFoundError: The object is provably absent.
+        IntegrityError: Any byte is not what was written, the header contradicts the manifest, or the object is missing.
     """
     shard = stored.shard
     header, table = structure(store, shard)

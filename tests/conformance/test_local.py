@@ -206,6 +206,24 @@ def test_a_file_in_the_way_of_a_directory_is_said(store):
             store.put(key, b"x")
 
 
+@pytest.mark.parametrize("obstacle", ["directory", "link to nothing", "link to a file", "pipe"])
+def test_what_is_no_object_and_stands_where_one_is_created_is_said_at_once(store, tmp_path, obstacle):
+    """It could never be read back, so "exists already" would be asked about for ever."""
+    path = tmp_path / "above" / "run" / "log" / "0.json"
+    path.parent.mkdir(parents=True)
+    if obstacle == "directory":
+        path.mkdir()
+    elif obstacle == "pipe":
+        os.mkfifo(path)
+    else:
+        (tmp_path / "file").write_text("x")
+        path.symlink_to(tmp_path / ("file" if obstacle == "link to a file" else "nothing"))
+    with pytest.raises(UnsupportedError, match=r"log/0\.json cannot be written: something else") as caught:
+        store.put("log/0.json", b"x", mode=PutMode.CREATE)
+    assert str(path) in caught.value.hint
+    assert (tmp_path / "file").exists() is obstacle.startswith("link")
+
+
 def test_a_directory_that_was_removed_is_made_again(store, tmp_path):
     store.put("data/0/a", b"x")
     store.delete("data/0/a")

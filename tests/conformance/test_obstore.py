@@ -127,6 +127,7 @@ CALLS = {
         (404, "NoSuchBucket", "list", InvalidInputError),
         (404, "NoSuchBucket", "create", InvalidInputError),
         (404, "Whatever", "create", OutcomeUnknownError),
+        (404, "Whatever", "list", InvalidInputError),
         (403, "AccessDenied", "get", AccessDeniedError),
         (403, "SignatureDoesNotMatch", "list", AccessDeniedError),
         (403, "InvalidAccessKeyId", "create", AccessDeniedError),
@@ -380,6 +381,17 @@ def test_what_was_said_wins_over_every_variable(scripted, monkeypatch, no_aws):
     ((_, _, headers),) = scripted.seen
     assert "Credential=known/" in headers["authorization"]
     assert "x-amz-security-token" not in headers
+
+
+@pytest.mark.parametrize("given", [{"profile": "typo"}, {}], ids=["option", "environment"])
+def test_a_profile_that_does_not_exist_is_bad_input_and_no_outage(scripted, no_aws, monkeypatch, given):
+    if not given:
+        monkeypatch.setenv("AWS_PROFILE", "typo")
+    store = open_store("s3://bucket/run", storage_options={**given, "endpoint_url": scripted.options["endpoint_url"]})
+    for call in CALLS.values():
+        with pytest.raises(InvalidInputError, match="typo") as raised:
+            call(store)
+        assert "aws configure list" in raised.value.hint
 
 
 def test_a_profile_is_found(scripted, no_aws):

@@ -12,6 +12,7 @@ from ckptstore.objectstore.probe import probe
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.objectstore.wrappers.observed import ObservedStore
+from ckptstore.testing.faults import Fault, FaultyStore
 
 
 class IgnoresTheCondition(ForwardingStore):
@@ -106,6 +107,21 @@ def test_a_store_that_denies_what_is_absent_is_refused():
 
 def test_lost_replies_do_not_make_a_store_unfit():
     probe(LosesReplies(MemoryStore()), ids=SystemIds())
+
+
+@pytest.mark.parametrize("fault", [Fault.UNSENT, Fault.LATE])
+@pytest.mark.parametrize("which", range(2))
+def test_a_create_that_never_arrived_does_not_make_a_store_unfit(fault, which):
+    creates = []
+
+    def plan(call):
+        creates.extend([call] if call.creates else [])
+        return fault if call.creates and len(creates) == which + 1 else None
+
+    try:
+        probe(FaultyStore(MemoryStore(), plan), ids=SystemIds())
+    except UnavailableError:
+        assert which == 0  # it may be asked again
 
 
 def test_an_unreachable_store_is_not_called_unfit():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 from blake3 import blake3
 
 from ckptstore.errors import AlreadyExistsError, CommitUnknownError
+from ckptstore.objectstore.local import LocalStore
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.port import PutMode
 from ckptstore.protocol import claim, commit, log
@@ -20,6 +22,14 @@ from ckptstore.testing.enumeration import enumerations
 def test_no_fault_at_any_call_breaks_an_invariant(name):
     """I1, I2, I3, I4, I5, I6, I7, I10, I11, I15, I16: see `ckptstore.testing.reference`."""
     assert list(enumerations()[name](MemoryStore)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["each fault", "each death", "each outage", "each intrusion"])
+def test_files_pass_the_same_enumerations(name, tmp_path):
+    """I1, I2, I3, I4, I5, I6, I7, I11, I16."""
+    numbers = itertools.count()
+    assert list(enumerations()[name](lambda: LocalStore(str(tmp_path / f"{next(numbers)}")))) == []
 
 
 def no_read_back(patch):

@@ -246,7 +246,7 @@ def test_a_missing_shard_is_found_before_the_target_is_touched(url):
     for info in list(store.list("data/")):
         if info.key.endswith(".safetensors"):
             store.delete(info.key)
-    with pytest.raises(NotFoundError, match="No target was touched"):
+    with pytest.raises(IntegrityError, match=r"is missing.*No target was touched"):
         sw.load(target, storage_reader=sw.CkptStoreReader(url))
     assert same(target, before)
 

@@ -152,6 +152,14 @@ def test_a_roll_back_abandons_everything_above_and_survives_a_crash():
     assert opened(store).find("step-3").seq > 5
 
 
+def test_a_roll_back_abandons_what_is_above_it_in_the_log_whatever_its_step():
+    """I11."""
+    store, job = a_run(saves=3)
+    job.save("lower", step=1)
+    job.catalog.rollback(2)
+    assert names(opened(store).checkpoints()) == ["step-1", "step-2"]
+
+
 @pytest.mark.parametrize("lands", [False, True])
 def test_a_roll_back_killed_anywhere_is_whole_or_absent(lands):
     """I11."""

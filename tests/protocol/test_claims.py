@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 from run_samples import Job, a_run, carried, opened
 
-from ckptstore.errors import ConflictError, FencedError, InvalidInputError
+from ckptstore.errors import CommitUnknownError, ConflictError, FencedError, InvalidInputError
 from ckptstore.events import Claimed
+from ckptstore.format.layout import slot_key
 from ckptstore.objectstore.memory import MemoryStore
+from ckptstore.options import LogOptions
 from ckptstore.protocol.attempt import begin
 from ckptstore.protocol.claim import Incarnation
 from ckptstore.protocol.commit import commit
 from ckptstore.testing import simulated
+from ckptstore.testing.faults import Fault, FaultyStore
 
 
 def records(store):
@@ -92,6 +95,35 @@ def test_writer_objects_of_one_incarnation_share_its_term():
         names += [first.save(f"a{number}"), second.save(f"b{number}")]
     assert {each.commit.term for each in names} == {1}
     assert [each.commit.attempt for each in names] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_attempt_that_failed_keeps_its_number():
+    """I7: numbers are taken in the order in which commits are tried."""
+    _, job = a_run(saves=1)
+    for number in (2, 3):
+        assert begin(job.log, job.incarnation, checkpoint_id="x", world_size=1).stem.attempt == number
+    assert job.save("x").commit.attempt == 4
+
+
+def test_a_claim_of_unknown_outcome_is_found_again():
+    """I15: the incarnation does not claim twice."""
+    how = []
+
+    def plan(call):
+        if how and call.key == slot_key(2):
+            how.append(call)
+            return Fault.LOST_REPLY if call.operation == "put" else Fault.REFUSED if len(how) > 2 else None
+        return None
+
+    store, _ = a_run(saves=1)
+    again = Job(FaultyStore(store, plan), options=LogOptions(deadline_seconds=2))
+    how.append(True)
+    with pytest.raises(CommitUnknownError) as caught:
+        again.save("x")
+    assert caught.value.facts["kind"] == "CLAIM"
+    how.clear()
+    assert again.save("x").commit.term == 2
+    assert [kind for _, kind in records(store)] == ["CLAIM", "COMMIT", "CLAIM", "COMMIT"]
 
 
 def test_same_job_refuses_the_run_of_another_job_and_names_it():

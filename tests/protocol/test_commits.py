@@ -20,6 +20,7 @@ from ckptstore.errors import (
 from ckptstore.events import AttemptBegan, Committed, HintFailed
 from ckptstore.format.codec import MAX_DIRECT_PARTS
 from ckptstore.format.layout import slot_key, state_key
+from ckptstore.format.records import Claim
 from ckptstore.format.shard import Chunk, StoredShard, TensorMeta
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.options import LogOptions
@@ -50,6 +51,19 @@ def test_a_save_by_an_up_to_date_writer_is_one_get_and_one_put_on_the_log():
     assert on_log(store) == ["get", "put"]
 
 
+def test_a_writer_that_was_overtaken_by_many_records_catches_up_by_reading():
+    inner = MemoryStore()
+    store = FaultyStore(inner, lambda _: None)
+    job = Job(store)
+    attempt, shards = begun(job)
+    tool = opened(inner)
+    for number in range(20):
+        tool.log.append(lambda _, number=number: Claim(0, f"{number:032x}", "a faulty", "tool"))
+    del store.calls[:]
+    assert commit(job.log, job.incarnation, attempt, shards).seq == 21
+    assert on_log(store).count("put") == 2
+
+
 def test_what_was_described_stands_in_the_commit():
     job = Job(MemoryStore())
     said = Description(
@@ -74,27 +88,58 @@ def test_what_was_described_stands_in_the_commit():
     assert catalog.load_parts(job.store, found)[0].planner == {"flat": [1]}
 
 
+def nested(depth):
+    return {"x": nested(depth - 1)} if depth else {}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         {"global_step": -1},
+        {"global_step": 2**63},
         {"global_step": 1.5},
         {"global_step": True},
         {"parallelism": {"dp": "8"}},
         {"metrics": {"loss": "low"}},
         {"metrics": {1: 1.0}},
+        {"metrics": {"loss": 10**400}},
+        {"metrics": ["loss"]},
+        {"metrics": None},
         {"training_state": {"x": object()}},
+        {"training_state": {"x": [{"y": {1, 2}}]}},
+        {"training_state": {"x": 10**5000}},
+        {"training_state": nested(33)},
+        {"training_state": [1, 2]},
         {"training_state": {"x": {2: 3}}},
         {"training_state": {"x": "\ud800"}},
         {"fingerprints": {"x": 1}},
         {"tags": [1]},
+        {"tags": 5},
         {"tags": ["x" * MAX_DESCRIPTION_BYTES]},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_a_description_that_cannot_be_recorded_is_refused_at_once(wrong):
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError) as caught:
         Description(**wrong)
+    assert next(iter(wrong)).removesuffix("s") in str(caught.value) or "size" in caught.value.facts  # it is named
+
+
+def test_what_is_refused_deep_inside_is_named_with_its_path():
+    with pytest.raises(InvalidInputError, match=r"training_state\['x'\]\[0\]\['y'\] is a set"):
+        Description(training_state={"x": [{"y": {1, 2}}]})
+
+
+def test_what_is_nested_as_deeply_as_is_allowed_is_saved_and_read_from_any_depth_of_calls():
+    job = Job(MemoryStore())
+    said = Description(training_state=nested(32))
+    attempt = begin(job.log, job.incarnation, checkpoint_id="a", world_size=1, description=said)
+    commit(job.log, job.incarnation, attempt, [simulated.upload(job.store, attempt, 0)])
+
+    def from_depth(calls):
+        return from_depth(calls - 1) if calls else opened(job.store).latest()
+
+    assert from_depth(500).commit.training_state == nested(32)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 121, "ñ" * 30, "step@7", "\ud800", 7])
@@ -129,6 +174,14 @@ def test_the_largest_description_and_the_most_parts_fit_into_a_record():
         description=Description(tags=["x" * room]),
     )
     assert attempt.stem.attempt == 1
+
+
+def test_what_would_not_fit_into_a_record_is_refused_before_anything_is_written(monkeypatch):
+    monkeypatch.setattr("ckptstore.format.records.MAX_RECORD_BYTES", 20_000)
+    job = Job(MemoryStore())
+    with pytest.raises(InvalidInputError):
+        begin(job.log, job.incarnation, checkpoint_id="x" * 120, world_size=1)
+    assert [info.key for info in job.store.list("")] == ["run.json"]
 
 
 def test_more_parts_than_a_record_names_hang_under_a_root_part(monkeypatch):
@@ -319,6 +372,7 @@ def test_an_attempt_of_unknown_outcome_may_be_committed_again(landed):
         commit(job.log, job.incarnation, attempt, shards)
     how.clear()
     assert commit(job.log, job.incarnation, attempt, shards).seq == 2
+    assert body_of(store, attempt.stem.committed_key) == body_of(store, slot_key(2))
     store.deliver()
     assert commit(job.log, job.incarnation, attempt, shards).seq == 2
     assert len(opened(store).checkpoints()) == 2

@@ -112,6 +112,19 @@ def test_a_denial_after_a_time_out_proves_nothing():
     assert create(FaultyStore(MemoryStore(), always(Fault.UNSENT, Fault.DENIED))) == (Outcome.UNKNOWN, None)
 
 
+def test_a_denial_that_could_not_be_looked_at_proves_nothing_later():
+    """I5: a request of the first try may be under way below us."""
+    reads = []
+
+    def plan(call):
+        if call.operation == "put":
+            return Fault.DENIED
+        reads.append(call)
+        return Fault.REFUSED if len(reads) == 1 else None
+
+    assert create(FaultyStore(MemoryStore(), plan)) == (Outcome.UNKNOWN, None)
+
+
 def test_what_never_happened_is_unavailable_at_the_deadline():
     with pytest.raises(UnavailableError):
         create(FaultyStore(MemoryStore(), always(Fault.REFUSED)))

@@ -11,7 +11,7 @@ from run_samples import Job, opened
 from ckptstore.errors import FencedError
 from ckptstore.format.layout import slot_key
 from ckptstore.objectstore.memory import MemoryStore
-from ckptstore.protocol.log import decided
+from ckptstore.protocol.interrupts import decided
 from ckptstore.testing.tapped import TappedStore
 
 WAIT_SECONDS = 10

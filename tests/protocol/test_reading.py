@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from blake3 import blake3
@@ -54,7 +55,7 @@ def hint_bodies():
     values = [
         {**right, "seq": seq} for seq in (0, 1, 63, 64, 150, 199, 200, 201, 202, 5000, 2**62, -1, 2**80, "7", None)
     ]
-    bodies = [json.dumps(value).encode() for value in values]
+    bodies = [json.dumps(values[-1]).encode(), *(sealed(value) for value in values)]
     return [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"[" * 10_000, b"x" * 100_000, *bodies]
 
 
@@ -137,6 +138,29 @@ def test_a_hole_is_damage_and_nothing_is_written_over_it(missing, hinted):
         Job(store)
     assert caught.value.facts["key"] == slot_key(missing)
     assert [info.key for info in store.list("")] == before
+
+
+def test_a_slot_that_is_listed_and_cannot_be_found_is_a_hole():
+    """I2: also the last one."""
+    store, _ = a_run()
+
+    def gone(call, act):
+        if call.operation == "get" and call.key == slot_key(3):
+            raise NotFoundError("gone", key=call.key)
+        return act()
+
+    with pytest.raises(IntegrityError) as caught:
+        opened(TappedStore(store, gone))
+    assert caught.value.facts["key"] == slot_key(3)
+
+
+def test_a_run_file_that_is_not_the_logs_own_is_damage_for_a_reader_with_hints_too(long_run):
+    """I13."""
+    store = copy_of(long_run)
+    store.put("run.json", body_of(store, "run.json").replace(b"2026", b"2027"))
+    with pytest.raises(IntegrityError) as caught:
+        opened(store)
+    assert "run.json" in caught.value.message
 
 
 def test_a_slot_that_comes_in_between_two_looks_is_no_hole():
@@ -281,6 +305,18 @@ def test_a_record_with_the_hash_of_another_fold_is_damage():
     store.put(key, body)
     with pytest.raises(IntegrityError):
         opened(store)
+
+
+def test_a_state_of_another_slot_counts_for_nothing_even_if_a_faulty_record_vouches_for_it():
+    """I10."""
+    store, job = a_run(saves=63)
+    absurd = replace(job.log.fold, end=1000).encode()
+    key, body = next_record(store, kind="RESTORE", seqs=[1], fold=blake3(absurd).hexdigest())
+    store.put(key, body)
+    store.put(state_key(64), absurd)
+    with pytest.raises(IntegrityError) as caught:
+        opened(store)
+    assert caught.value.facts["key"] == slot_key(64)
 
 
 def test_a_refresh_of_an_up_to_date_log_is_one_get():

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from transfer_samples import SMALL_FETCHES, CountingStore, random_bytes, read_of, upload, value, whole
 
-from ckptstore.errors import CkptStoreError, IntegrityError, NotFoundError
+from ckptstore.errors import CkptStoreError, IntegrityError
 from ckptstore.format.checksum import hexdigest
 from ckptstore.format.shard import StoredShard, shard_root
 from ckptstore.options import TransferOptions
-from ckptstore.transfer.download import check_shard, read_boxes, verify_shard
+from ckptstore.transfer.download import check_shard, leaf_table, read_boxes, verify_shard
 
 OPTIONS = TransferOptions()
 CHUNKS = [whole("a", "float32", (3, 4)), whole("b", "uint8", (5,)), value("v", 6), whole("s", "int64", ())]
@@ -73,10 +73,12 @@ def test_a_shard_of_another_length_is_refused_before_anything_is_read(store, sto
     assert not store.ranges
 
 
-def test_a_shard_that_is_gone_is_not_found(store, stored):
+@pytest.mark.parametrize("work", [check_shard, leaf_table])
+def test_a_shard_that_is_gone_is_damage_and_no_absent_checkpoint(store, stored, work):
+    """I4."""
     store.delete("shard")
-    with pytest.raises(NotFoundError):
-        check_shard(store, stored.shard)
+    with pytest.raises(IntegrityError, match="shard is missing"):
+        work(store, stored.shard)
 
 
 def test_two_shards_that_changed_places_are_refused(store):

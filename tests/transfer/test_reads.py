@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transfer_samples import SMALL_FETCHES, CountingStore, random_bytes, read_of, upload, value, whole
 
-from ckptstore.errors import InvalidInputError, NotFoundError, UnavailableError
+from ckptstore.errors import IntegrityError, InvalidInputError, UnavailableError
 from ckptstore.format.dtypes import dtype_named
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.options import TransferOptions
@@ -252,12 +252,14 @@ def test_what_is_no_error_stops_the_read_as_well():
     assert len(store.ranges) < 8
 
 
-def test_a_shard_that_is_gone_is_not_found():
+def test_a_shard_that_is_gone_is_damage_and_no_absent_checkpoint():
+    """I4."""
     chunk, store = whole("w", "uint8", (10,)), MemoryStore()
     stored = upload(store, [chunk], [random_bytes(chunk)])
     store.delete("shard")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(IntegrityError, match="shard is missing") as caught:
         read_boxes(store, [read_of(stored, "w")], options=TransferOptions())
+    assert (caught.value.facts["found"], caught.value.facts["expected"]) == (None, stored.shard.size)
 
 
 def read_only(array):

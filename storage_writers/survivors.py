@@ -1,0 +1,85 @@
+"""After a collective of DCP's has failed because a rank is gone: who is left, and what is known of the save.
+
+Such a failure is a bare RuntimeError that names no rank, and it reaches every survivor. Each of them leaves word in the
+c10d store and looks for a short while who else does, so that all raise the same error, with the ranks that are gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from ckptstore.clock import SystemClock
+from ckptstore.errors import CkptStoreError, CommitUnknownError, DisagreementError
+from storage_writers.ranks import Peers
+
+LOOK_SECONDS = 5.0
+"""How long survivors look for each other. They all hear of a closed connection at once."""
+
+UNKNOWN = -1
+"""What the coordinator says of a commit whose outcome it does not know; else the slot, or None if there is none."""
+
+_CLOCK = SystemClock()
+
+
+def lost_in_save(peers: Peers, name: str, committed: int | None) -> CkptStoreError:
+    """Return the error of a save that lost ranks; the same on all survivors.
+
+    Args:
+        peers: Who saved; their channel is this save's alone.
+        name: The checkpoint's.
+        committed: What this rank knows of the commit. Only the coordinator's word counts (I5).
+    """
+    words = _roll_call(peers, committed)
+    missing, who = _missing(peers, words)
+    facts: dict[str, Any] = {"missing": missing, "world_size": peers.world_size}
+    told = words.get(0, UNKNOWN)
+    if told == UNKNOWN:
+        return CommitUnknownError(
+            f"{who} during the save of {name}, and whether that was committed is not known.", **facts
+        )
+    outcome = "Nothing was committed." if told is None else f"It was committed before, in slot {told}."
+    return DisagreementError(
+        f"{who} during the save of {name}. {outcome}",
+        hint="Look for why that rank ended; a restarted job loads what `ckptstore latest URL` prints.",
+        committed=told,
+        **facts,
+    )
+
+
+def lost_in_load(peers: Peers) -> CkptStoreError:
+    """Return the error of a load that lost ranks; the same on all survivors."""
+    missing, who = _missing(peers, _roll_call(peers, None))
+    return DisagreementError(
+        f"{who} during a load. Targets may hold a mixture.",
+        hint="Look for why that rank ended, and load again into fresh targets.",
+        missing=missing,
+        world_size=peers.world_size,
+    )
+
+
+def _roll_call(peers: Peers, word: int | None) -> Mapping[int, int | None]:
+    """Leave `word`; return those of all who left one within the time, by rank."""
+    keys = {str(rank): rank for rank in range(peers.world_size)}
+    deadline = _CLOCK.monotonic() + LOOK_SECONDS
+    try:
+        store = PrefixStore(f"ckptstore/lost/{peers.channel}", peers.store)
+        store.set(str(peers.rank), json.dumps(word))
+        while not store.check(list(keys)) and _CLOCK.monotonic() < deadline:
+            _CLOCK.sleep(0.05)
+        return {rank: json.loads(store.get(key)) for key, rank in keys.items() if store.check([key])}
+    except dist.DistError:  # the store went with the rank that held it, usually rank 0
+        return {peers.rank: word}
+
+
+def _missing(peers: Peers, words: Mapping[int, int | None]) -> tuple[list[int], str]:
+    """Return the ranks that left no word, and a clause that says so."""
+    missing = [rank for rank in range(peers.world_size) if rank not in words]
+    if not missing:
+        return [], f"The {peers.world_size} ranks lost the connection between them"
+    shown = ", ".join(map(str, missing[:20])) + (", …" if len(missing) > 20 else "")  # noqa: PLR2004  (for people)
+    return missing, f"Rank {shown} of {peers.world_size} was lost"

@@ -1,0 +1,127 @@
+"""Jobs of several ranks that save and are looked at from outside: what runs in them, and where."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from ranks import Gang
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+import storage_writers as sw
+from ckptstore import CheckpointStore
+from ckptstore.objectstore.urls import open_store
+
+SMALL = 6_000
+MARKS = 10**9
+
+
+def job():
+    """Return the processes of a job that starts now, killed at the end of the `with`."""
+    return contextlib.closing(Gang())
+
+
+class FilePlace:
+    """A root in the file system."""
+
+    def __init__(self, path):
+        self.url, self.environment, self._path = str(path), {}, path
+
+    def unfinished(self):
+        """Return whose shards are under way: each rank's lie in a lane of its own."""
+        temporaries = [each.relative_to(self._path) for each in self._path.rglob(".ckptstore-tmp-*")]
+        return [int(each.parts[1], 16) for each in temporaries if each.parts[0] == "data"]
+
+
+class S3Place:
+    """A root in the server's bucket."""
+
+    def __init__(self, url, server):
+        self.url, self.environment, self._server = url, dict(server.environment), server
+
+    def unfinished(self):
+        """Return the ranks whose shards are under way: their uploads in parts are open."""
+        prefix = self.url.removeprefix(f"s3://{self._server.bucket}/")
+        found = self._server.client().list_multipart_uploads(Bucket=self._server.bucket, Prefix=prefix)
+        return [int(re.search(r"/rank-(\d+)\.", each["Key"])[1]) for each in found.get("Uploads", [])]
+
+
+def at(place):
+    """Let this process find the place's server."""
+    os.environ.update(place["environment"])
+    return place["url"]
+
+
+def carried(place):
+    """Return of a place what goes to other processes."""
+    return {"url": place.url, "environment": place.environment}
+
+
+def values(mark, rows):
+    """Return numbers each of which tells whose it is and where it belongs."""
+    return np.arange(rows, dtype=np.int64) + mark * MARKS
+
+
+def state(mark, rows=SMALL):
+    """Return a state of which every rank holds a share, and which says `mark` everywhere."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    share = torch.from_numpy(values(mark, rows)[rows // world * rank : rows // world * (rank + 1)])
+    weights = DTensor.from_local(share, init_device_mesh("cpu", (world,)), [Shard(0)], run_check=False)
+    return {"weights": weights, "bias": torch.full((5,), mark), "mark": mark}
+
+
+def loaded(url, rows=SMALL, **which):
+    """Load on all ranks, and return whose state it is; all of it is."""
+    found = state(0, rows)
+    sw.load(found, storage_reader=sw.CkptStoreReader(url, **which))
+    mark = found["mark"]
+    wanted = state(mark, rows)
+    assert torch.equal(found["weights"].to_local(), wanted["weights"].to_local())
+    assert torch.equal(found["bias"], wanted["bias"])
+    return mark
+
+
+def read(place):
+    """Return what a reader finds, newest first, each verified at level full and compared bit by bit (I11)."""
+    store = CheckpointStore.open(at(place))
+    found = []
+    for checkpoint in store.checkpoints():
+        verdict = store.verify(checkpoint, level="full")
+        assert verdict.ok, verdict
+        weights, mark = checkpoint.read("weights"), int(checkpoint.read("bias")[0])
+        assert sorted(checkpoint.keys) == ["bias", "mark", "weights"]
+        assert np.array_equal(weights, values(mark, len(weights)))
+        assert np.array_equal(checkpoint.read("bias"), np.full(5, mark))
+        found.append((checkpoint.checkpoint_id, checkpoint.seq, mark))
+    latest = store.latest()
+    assert (latest.seq if latest else None) == (found[0][1] if found else None)
+    assert store.ignored == ()
+    return found
+
+
+def read_afresh(place):
+    """Return what `read` finds in a process that was never there before."""
+    with job() as reader:
+        return reader.values(1, read, carried(place))[0]
+
+
+def history(place):
+    """Return the log as text, in order."""
+    records = (entry.record for entry in CheckpointStore.open(place.url).records())
+    return [f"{record.KIND} {record.term}" for record in records]
+
+
+def attempts(place, name):
+    """Return the state of each attempt at `name` that has data and no commit."""
+    return [each.state for each in CheckpointStore.open(place.url).uncommitted() if each.stem.name == name]
+
+
+def objects(place, name):
+    """Return the data that lie under `name`, by their last names."""
+    keys = (info.key.split("/") for info in open_store(place.url).list("data/"))
+    return sorted(file for _, _, stem, file in keys if stem.startswith(f"{name}."))

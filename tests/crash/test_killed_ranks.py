@@ -1,0 +1,191 @@
+"""A rank of a real save is killed with SIGKILL: what is left, what a reader gets, and that the next job just goes on.
+
+The protocol's table of what a crash leaves, row by row, in real processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch.distributed as dist
+from jobs import SMALL, at, attempts, carried, history, job, loaded, objects, read_afresh, state
+
+import storage_writers as sw
+from ckptstore.errors import CkptStoreError, CommitUnknownError, DisagreementError
+from ckptstore.events import ShardStored
+from ckptstore.format.layout import LATEST_KEY
+from ckptstore.format.records import decode_latest
+from ckptstore.objectstore.urls import open_store
+from ckptstore.options import TransferOptions
+from ckptstore.testing.tapped import TappedStore
+from ckptstore.units import MIB
+
+LIMIT_SECONDS = 30
+"""How long the survivors may take. The group's own limit is 60 s: it must not be what ends them."""
+
+LARGE = 6 * 900_000
+"""Rows, of which each of three ranks has 13.7 MiB: three parts."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a kill leaves of the attempt.
+
+    Args:
+        shard: The killed rank's shard is there. (Those of the others always are.)
+        unfinished: An upload of the killed rank is under way for ever.
+        parts: The manifest parts are there.
+        committed: The commit stands in the log, so a reader gets the new checkpoint.
+    """
+
+    shard: bool = True
+    unfinished: bool = False
+    parts: bool = False
+    committed: bool = False
+
+
+LEFT = {
+    "before the first part": Left(shard=False),
+    "within a part": Left(shard=False, unfinished=True),
+    "before completing": Left(shard=False, unfinished=True),
+    "after completing": Left(),
+    "before the receipt": Left(),
+    "after the receipt": Left(),
+    "before the parts": Left(),
+    "before the commit": Left(parts=True),
+    "after the commit": Left(parts=True, committed=True),
+    "before the hint": Left(parts=True, committed=True),
+}
+ON_ALL_RANKS = list(LEFT)[:6]
+ON_THE_COORDINATOR = list(LEFT)[6:]
+LARGE_AT = ("within a part", "before completing", "after completing")
+
+NAMES = {"open_upload": "the first part", "complete": "completing"}
+PUTS = {"data": "the parts", "log": "the commit", LATEST_KEY: "the hint"}
+
+
+def places_of(call, writes):
+    """Return what the moments before and after a call are called."""
+    if call.operation == "write":
+        writes.append(call.key)
+        return None, "within a part" if len(writes) == 4 else None  # two parts are on their way, and the next
+    name = PUTS.get(call.key.split("/")[0]) if call.operation == "put" else NAMES.get(call.operation)
+    return f"before {name}", f"after {name}"
+
+
+class Watched(sw.CkptStoreWriter):
+    """A writer that says `reach(moment)` at every moment of its save."""
+
+    def __init__(self, url, reach):
+        transfer, writes = TransferOptions(part_bytes=5 * MIB), []
+
+        def tap(call, act):
+            before, after = places_of(call, writes)
+            reach(before)
+            result = act()
+            reach(after)
+            return result
+
+        def observe(event):
+            if isinstance(event, ShardStored):
+                reach("before the receipt")
+
+        super().__init__(TappedStore(open_store(url, transfer=transfer), tap), transfer=transfer, observer=observe)
+        self._reach = reach
+
+    def write_data(self, plan, planner):
+        results = super().write_data(plan, planner)
+        self._reach("after the receipt")
+        return results
+
+
+def save_and_be_killed(place, moment, reached_by, victim, rows):
+    """Save twice; in the second save `victim` is killed when `reached_by` has come to `moment`."""
+    url, rank = at(place), dist.get_rank()
+    pids = [0] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+
+    def reach(here):
+        if (here, rank) == (moment, reached_by):
+            os.kill(pids[victim], signal.SIGKILL)
+
+    sw.save(state(1), checkpoint_id="step-1", storage_writer=sw.CkptStoreWriter(url))
+    began = time.monotonic()
+    try:
+        sw.save(state(2, rows), checkpoint_id="step-2", storage_writer=Watched(url, reach))
+    except Exception as error:  # noqa: BLE001  (handed over)
+        return error, time.monotonic() - began
+    return None, time.monotonic() - began
+
+
+def resume_and_save(place, rows):
+    """Load the newest on all ranks, save the next, and load that; return whose states they were."""
+    url = at(place)
+    before = loaded(url, rows)
+    sw.save(state(3), checkpoint_id="step-3", storage_writer=sw.CkptStoreWriter(url))
+    return before, loaded(url)
+
+
+def be_killed(place, moment, victim, *, reached_by, rows):
+    """Run a job of three ranks one of which is killed, and return the errors of the others, by rank."""
+    with job() as killed:
+        given = carried(place), moment, reached_by, victim, rows
+        outcomes = killed.run(3, save_and_be_killed, *given, seconds=LIMIT_SECONDS)
+    assert [outcome.died for outcome in outcomes] == [rank == victim for rank in range(3)]
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    return {rank: outcome.value[0] for rank, outcome in enumerate(outcomes) if not outcome.died}
+
+
+def check_left(place, victim, left):
+    """Look at the store from outside, and in the log."""
+    shards = [f"rank-{rank:05d}.safetensors" for rank in range(3) if left.shard or rank != victim]
+    assert objects(place, "step-2") == ["part-00000.json.gz"] * left.parts + shards
+    assert place.unfinished() == [victim] * left.unfinished
+    assert history(place) == ["CLAIM 1", "COMMIT 1"] + ["COMMIT 1"] * left.committed
+    assert decode_latest(open_store(place.url).get(LATEST_KEY, max_bytes=MIB)).seq == 1
+    assert attempts(place, "step-2") == ["in progress"] * (not left.committed)
+
+
+def check_next_job_goes_on(place, left, *, ranks, rows):
+    """Nobody cleans up: a new job resumes from what is there, saves, and its checkpoint is the latest."""
+    before = [("step-2", 2, 2), ("step-1", 1, 1)][not left.committed :]
+    assert read_afresh(place) == before
+    with job() as resumed:
+        assert (
+            resumed.values(ranks, resume_and_save, carried(place), rows if left.committed else SMALL)
+            == [(before[0][2], 3)] * ranks
+        )
+    end = 3 + left.committed
+    assert read_afresh(place) == [("step-3", end, 3), *before]
+    assert history(place)[-2:] == ["CLAIM 2", "COMMIT 2"]
+    assert attempts(place, "step-2") == ["dead"] * (not left.committed)
+
+
+ON_S3 = [(moment, victim) for moment in ON_ALL_RANKS for victim in (0, 2)]
+ON_S3 += [(moment, 0) for moment in ON_THE_COORDINATOR]
+ON_FILE = [("within a part", 0), ("within a part", 2), ("after completing", 0), ("after completing", 2)]
+ON_FILE += [(moment, 0) for moment in ("before the parts", "before the commit", "after the commit")]
+CASES = [("s3", *case) for case in ON_S3] + [("file", *case) for case in ON_FILE]
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(
+    ("place", "moment", "victim"),
+    CASES,
+    ids=[f"{engine}, {moment}, rank {victim}" for engine, moment, victim in CASES],
+    indirect=["place"],
+)
+def test_a_save_with_a_killed_rank_is_whole_or_absent_and_the_next_job_goes_on(place, moment, victim):
+    """I4, I5, I6, I7, I10, I11."""
+    left, rows = LEFT[moment], LARGE if moment in LARGE_AT else SMALL
+    survivors = be_killed(place, moment, victim, reached_by=victim, rows=rows)
+    for error in survivors.values():
+        assert error is not None
+    check_left(place, victim, left)
+    check_next_job_goes_on(place, left, ranks=2 if moment == "before the commit" else 3, rows=rows)
