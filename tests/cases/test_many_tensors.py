@@ -12,7 +12,7 @@ from ckptstore import CheckpointStore
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.observed import ObservedStore
 
-FEW, MANY = 2_000, 20_000
+FEW, MANY = 2_000, 20_000  # on a server a quarter of it: what costs time is the same
 GENEROUS_SECONDS = 60.0
 
 
@@ -49,17 +49,18 @@ def save_and_load(root, count):
 
 
 def test_requests_grow_with_files_and_time_and_bytes_with_tensors(root):
+    count = MANY if root.startswith("/") else MANY // 4
     save_and_load(root, 10)  # modules are imported
     *few, _ = save_and_load(root, FEW)
-    *many, checkpoint = save_and_load(root, MANY)
-    manifest_bytes = sum(part.size for part in checkpoint.commit.parts) / MANY
-    stored_bytes = checkpoint.commit.shards.bytes / MANY
+    *many, checkpoint = save_and_load(root, count)
+    manifest_bytes = sum(part.size for part in checkpoint.commit.parts) / count
+    stored_bytes = checkpoint.commit.shards.bytes / count
     figures = {"few": few, "many": many, "manifest_bytes": manifest_bytes, "stored_bytes": stored_bytes}
     assert [requests for requests, _ in many] == [requests for requests, _ in few], figures
     assert sum(requests for requests, _ in many) <= 24, figures
     for (_, seconds), (_, few_seconds) in zip(many, few, strict=True):
         assert seconds < GENEROUS_SECONDS, figures
-        assert seconds < 3 * (MANY / FEW) * max(few_seconds, 0.2), figures
+        assert seconds < 3 * (count / FEW) * max(few_seconds, 0.2), figures
     assert manifest_bytes < 40, figures
     assert stored_bytes < 200  # 16 of the tensor, 32 of its hash, the rest its entry in the header
 
