@@ -43,7 +43,7 @@ def load_rows(root, rows, shape, placements):
 
 @pytest.mark.servers
 def test_few_rows_on_four_ranks_load_on_three_two_and_one_in_every_layout(gang, s3_url):
-    """On files the DCP room shows the same."""
+    """`tests/dcp` shows the same on files."""
     gang.values(4, save_rows, s3_url, ROWS, (4,), [Shard(0)])
     for ranks in (3, 2, 1):
         for placements in ([Shard(0)], [Shard(1)], [Replicate()]):
