@@ -138,7 +138,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         """
         description = self._session.descriptions.take_said()
         # One for each save: a stager copies the next state over the last one's copy, which may be under way.
-        stager = DefaultStager(StagingOptions(False, False, False, False))  # noqa: FBT003  (as DCP's own default)
+        stager = DefaultStager(StagingOptions(*[False] * 4))  # nothing pinned, shared or later, as by DCP itself
         staged = cast("dict[str, Any]", stager.stage(state_dict))
         stager.close()
         self._session.descriptions.hand_over(description)
