@@ -308,7 +308,8 @@ class CkptStoreReader(StorageReader):
         ticket = self._ticket
         if ticket is None or ticket.world_size == 1:
             return None
-        return survivors.lost_in_load(ranks.meet(ticket.rank, ticket.world_size, ticket.load_id))
+        peers = ranks.meet(ticket.rank, ticket.world_size, ticket.load_id)
+        return survivors.lost_in_load(peers, seconds=self._seconds)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

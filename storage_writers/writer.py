@@ -388,7 +388,7 @@ class CkptStoreWriter(StorageWriter):
         if save is None or save.peers.store is None:
             return None
         peers = dataclasses.replace(save.peers, channel=save.save_id)
-        return survivors.lost_in_save(peers, save.name, save.committed)
+        return survivors.lost_in_save(peers, save.name, save.committed, seconds=self._seconds)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
