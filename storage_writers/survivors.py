@@ -1,7 +1,8 @@
 """After a collective of DCP's has failed because a rank is gone: who is left, and what is known of the save.
 
-Such a failure is a bare RuntimeError that names no rank, and it reaches every survivor. Each of them leaves word in the
-c10d store and looks for a short while who else does, so that all raise the same error, with the ranks that are gone.
+Such a failure is a bare RuntimeError that names no rank. It reaches every survivor: the neighbours of the dead rank at
+once, the others at the group's time-out, or when their neighbours leave. Each leaves word in the c10d store and looks
+for a bounded time who else does, so that all raise the same error, with the ranks that are gone.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from torch._C._distributed_c10d import PrefixStore
 from ckptstore.clock import SystemClock
 from ckptstore.errors import CkptStoreError, CommitUnknownError, DisagreementError
 from storage_writers.ranks import Peers
-
-LOOK_SECONDS = 5.0
-"""How long survivors look for each other. They all hear of a closed connection at once."""
 
 UNKNOWN = -1
 """What the coordinator says of a commit whose outcome it does not know; else the slot, or None if there is none."""
@@ -37,16 +35,17 @@ def is_loss(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and raised_in == dist.distributed_c10d.__name__
 
 
-def lost_in_save(peers: Peers, name: str, committed: int | None) -> CkptStoreError:
+def lost_in_save(peers: Peers, name: str, committed: int | None, *, seconds: float) -> CkptStoreError:
     """Return the error of a save that lost ranks; the same on all survivors.
 
     Args:
         peers: Who saved; their channel is this save's alone.
         name: The checkpoint's.
         committed: What this rank knows of the commit. Only the coordinator's word counts (I5).
+        seconds: How long the others are waited for.
     """
-    words = _roll_call(peers, committed)
-    missing, who = _missing(peers, words)
+    words = _roll_call(peers, committed, seconds)
+    missing, who = _missing(peers, words, seconds)
     facts: dict[str, Any] = {"missing": missing, "world_size": peers.world_size}
     told = words.get(0, UNKNOWN)
     if told == UNKNOWN:
@@ -62,9 +61,9 @@ def lost_in_save(peers: Peers, name: str, committed: int | None) -> CkptStoreErr
     )
 
 
-def lost_in_load(peers: Peers) -> CkptStoreError:
+def lost_in_load(peers: Peers, *, seconds: float) -> CkptStoreError:
     """Return the error of a load that lost ranks; the same on all survivors."""
-    missing, who = _missing(peers, _roll_call(peers, None))
+    missing, who = _missing(peers, _roll_call(peers, None, seconds), seconds)
     return DisagreementError(
         f"{who} during a load. Targets may hold a mixture.",
         hint="Look for why that rank ended, and load again into fresh targets.",
@@ -73,10 +72,10 @@ def lost_in_load(peers: Peers) -> CkptStoreError:
     )
 
 
-def _roll_call(peers: Peers, word: int | None) -> Mapping[int, int | None]:
+def _roll_call(peers: Peers, word: int | None, seconds: float) -> Mapping[int, int | None]:
     """Leave `word`; return those of all who left one within the time, by rank."""
     keys = {str(rank): rank for rank in range(peers.world_size)}
-    deadline = _CLOCK.monotonic() + LOOK_SECONDS
+    deadline = _CLOCK.monotonic() + seconds
     try:
         store = PrefixStore(f"ckptstore/lost/{peers.channel}", peers.store)
         store.set(str(peers.rank), json.dumps(word))
@@ -87,10 +86,10 @@ def _roll_call(peers: Peers, word: int | None) -> Mapping[int, int | None]:
         return {peers.rank: word}
 
 
-def _missing(peers: Peers, words: Mapping[int, int | None]) -> tuple[list[int], str]:
+def _missing(peers: Peers, words: Mapping[int, int | None], seconds: float) -> tuple[list[int], str]:
     """Return the ranks that left no word, and a clause that says so."""
     missing = [rank for rank in range(peers.world_size) if rank not in words]
     if not missing:
         return [], f"The {peers.world_size} ranks lost the connection between them"
     shown = ", ".join(map(str, missing[:20])) + (", …" if len(missing) > 20 else "")  # noqa: PLR2004  (for people)
-    return missing, f"Rank {shown} of {peers.world_size} was lost"
+    return missing, f"Rank {shown} of {peers.world_size} was lost, or did not answer for {seconds:g} s,"
