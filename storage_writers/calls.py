@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
+from collections.abc import Iterator, MutableMapping
 from concurrent.futures import Future
 from typing import Any, cast
 
+import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
-from ckptstore.errors import CkptStoreError, StalledError
+from ckptstore.errors import CkptStoreError, InvalidInputError, StalledError, UnsupportedError
 from storage_writers.agreement import at_rank, gravest
 from storage_writers.planners import StrictLoadPlanner
 from storage_writers.reader import CkptStoreReader
@@ -40,6 +45,7 @@ def save(
 
     If killed: see `CkptStoreWriter.finish`.
     """
+    _check(state_dict, storage_writer, CkptStoreWriter)
     wait(storage_writer)
     storage_writer.forget()
     try:
@@ -76,6 +82,7 @@ def load(
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
     """
+    _check(state_dict, storage_reader, CkptStoreReader)
     storage_reader.forget()
     try:
         state_dict_loader.load(
@@ -118,15 +125,17 @@ def async_save(
         A future whose `result()` and `exception()` give our error, unwrapped as by `save`.
 
     Raises:
+        UnsupportedError: A value cannot be copied; it is named. The other ranks hear that this one did not come.
         StalledError: The save before has not ended in time.
         CkptStoreError: The save before failed, and nobody has asked its future yet.
 
     If killed: see `CkptStoreWriter.finish`.
     """
+    _check(state_dict, storage_writer, CkptStoreWriter)
     wait(storage_writer, seconds=wait_seconds)
     storage_writer.forget()
     group = process_group if process_group is not None else storage_writer.process_group
-    with storage_writer.handing_over():
+    with storage_writer.handing_over(), _naming_what_cannot_be_copied(state_dict):
         inner = state_dict_saver.async_save(
             state_dict,
             checkpoint_id=checkpoint_id,
@@ -220,3 +229,45 @@ def _ours(error: BaseException, side: CkptStoreWriter | CkptStoreReader) -> Ckpt
     CheckpointException.
     """
     return side.lost() if isinstance(error, RuntimeError) else cause(error)
+
+
+def _check(state_dict: object, side: object, kind: type) -> None:
+    """Check what would otherwise end in an AttributeError.
+
+    Raises:
+        InvalidInputError: The state is no dict, or the writer or reader is none of ours.
+    """
+    if not isinstance(state_dict, MutableMapping):
+        raise InvalidInputError(
+            f"A state must be a dict, not {state_dict!r:.80}.", hint="Pass {'model': model.state_dict(), ...}."
+        )
+    if not isinstance(side, kind):
+        raise InvalidInputError(
+            f"This needs a {kind.__name__}, not {side!r:.80}.", hint=f"Pass storage_writers.{kind.__name__}(URL)."
+        )
+
+
+@contextlib.contextmanager
+def _naming_what_cannot_be_copied(state_dict: dict[str, Any]) -> Iterator[None]:
+    """Let out what the copy of a state into host memory raises as ours, with the key."""
+    try:
+        yield
+    except CkptStoreError:
+        raise
+    except Exception as error:
+        key = next((key for key, value in flatten_state_dict(state_dict)[0].items() if not _copies(value)), None)
+        raise UnsupportedError(
+            f"The value of {key} cannot be copied for a background save: {type(error).__name__}: {error!s:.300}",
+            hint="Leave it out of the state, or store plain values instead.",
+            key=key,
+        ) from error
+
+
+def _copies(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    try:
+        copy.deepcopy(value)
+    except Exception:  # noqa: BLE001  (whatever a value of the user's raises)
+        return False
+    return True
