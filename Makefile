@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STORE  ?= file
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test lint slow crash clean
+.PHONY: help demo test lint slow clean
 
 help:
 	@sed -n 's/^##//p' $(MAKEFILE_LIST)

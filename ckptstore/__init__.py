@@ -3,10 +3,10 @@
 This menu needs neither torch nor a cloud client. `storage_writers` holds the faces for torch.distributed.checkpoint.
 """
 
+from ckptstore.checkpoint import Checkpoint, Key
 from ckptstore.errors import (
     AccessDeniedError,
     AlreadyExistsError,
-    BusyError,
     CkptStoreError,
     CommitUnknownError,
     ConflictError,
@@ -25,35 +25,49 @@ from ckptstore.errors import (
     UnsafePickleError,
     UnsupportedError,
 )
+from ckptstore.events import Observer
+from ckptstore.format.records import Commit
 from ckptstore.options import LogOptions, TransferOptions
-from ckptstore.store import Checkpoint, CheckpointStore, Key
+from ckptstore.protocol.catalog import Uncommitted
+from ckptstore.protocol.fold import Committed, Ignored, Reign
+from ckptstore.protocol.log import Entry
+from ckptstore.protocol.verify import Finding, Verdict
+from ckptstore.store import CheckpointStore
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccessDeniedError",
     "AlreadyExistsError",
-    "BusyError",
     "Checkpoint",
     "CheckpointStore",
     "CkptStoreError",
+    "Commit",
     "CommitUnknownError",
+    "Committed",
     "ConflictError",
     "DisagreementError",
+    "Entry",
     "FencedError",
+    "Finding",
+    "Ignored",
     "IncompatibleStateError",
     "IntegrityError",
     "InvalidInputError",
     "Key",
     "LogOptions",
     "NotFoundError",
+    "Observer",
     "OutcomeUnknownError",
+    "Reign",
     "ResumeError",
     "StalledError",
     "SupersededError",
     "TransferOptions",
     "UnavailableError",
+    "Uncommitted",
     "UncommittedError",
     "UnsafePickleError",
     "UnsupportedError",
+    "Verdict",
 ]

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 import storage_writers as sw
-from ckptstore import CheckpointStore
+from ckptstore import NotFoundError
 from ckptstore.events import Event, UploadBegan
 
 CONTEXT, WIDTH, HEADS, BLOCKS, GLOBAL_BATCH = 96, 192, 4, 4, 12
@@ -91,18 +91,21 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> d
 
 
 def resume(url: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the newest committed checkpoint, chosen by rank 0 for all; return its step, or 0 for a fresh start."""
-    newest = CheckpointStore.open(url).latest() if dist.get_rank() == 0 else None
-    chosen = [newest.seq if newest else None]
-    dist.broadcast_object_list(chosen)
-    if chosen[0] is None:
+    """Load the newest committed checkpoint; return its step, or 0 for a fresh start.
+
+    Every rank calls `sw.load`, which lets all of them load the same checkpoint or raise the same error.
+    """
+    state = state_of(model, optimizer, 0)
+    reader = sw.CkptStoreReader(url)
+    try:
+        sw.load(state, storage_reader=reader)
+    except NotFoundError:
+        optimizer.state.clear()  # torch filled it, to give the checkpoint something to load into
         say(f"nothing committed yet: a fresh start on {dist.get_world_size()} ranks")
         return 0
-    state = state_of(model, optimizer, 0)
-    sw.load(state, storage_reader=sw.CkptStoreReader(url, seq=chosen[0]))
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     step = int(state["progress"]["step"])
-    say(f"resumed from seq {chosen[0]}, step {step}, on {dist.get_world_size()} ranks")
+    say(f"resumed from seq {reader.report.seq}, step {step}, on {dist.get_world_size()} ranks")
     return step
 
 

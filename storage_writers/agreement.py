@@ -8,9 +8,8 @@ may be using.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -24,19 +23,26 @@ from ckptstore.errors import (
     DisagreementError,
     FencedError,
     IntegrityError,
-    UnavailableError,
 )
 from storage_writers.ranks import Peers
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-WORK_SECONDS = 300.0
-"""How much longer a rank is waited for that was here a moment ago and works under limits of its own."""
+LONGEST_WORK_SECONDS = 300.0
 
 _LONGEST_PAUSE_SECONDS = 0.05
 _GRAVITY: tuple[type[CkptStoreError], ...] = (FencedError, CommitUnknownError, IntegrityError)
 _CLOCK, _IDS = SystemClock(), SystemIds()
+
+
+def work_seconds(peers: Peers, *, longest: float = LONGEST_WORK_SECONDS) -> float:
+    """Return how much longer a rank is waited for that was here a moment ago, and works under limits of its own.
+
+    It may have been killed since: the group would not wait longer than its time-out, so we do not. The launch gives it
+    to the group and to its store alike.
+    """
+    return longest if peers.store is None else min(longest, peers.store.timeout.total_seconds())
 
 
 def agree(
@@ -124,14 +130,14 @@ class _Table:
         if root_first:
             came = self._until(lambda: self._is("root"), self.seconds)
             # Rank 0 may give up just now, and take both keys away.
-            came = came and self._until(lambda: self._is("ready") or not self._is("root"), WORK_SECONDS)
+            came = came and self._until(lambda: self._is("ready") or not self._is("root"), work_seconds(self.peers))
             if not came:
                 raise self._missing([0])
         proposal, raised = self._attempt(mine)
         key, verdict_key = f"proposal/{self.peers.rank}", f"verdict/{proposal.token}"
         self.store.set(key, pickle.dumps(proposal))
         told = self._until(lambda: self._is("root") or self._is(verdict_key), self.seconds)
-        told = told and self._until(lambda: self._is(verdict_key), self.seconds + WORK_SECONDS)
+        told = told and self._until(lambda: self._is(verdict_key), self.seconds + work_seconds(self.peers))
         if not told:
             self.store.set(key, b"")  # withdrawn: who comes later must not count on it
             raise raised or self._missing([0])
@@ -203,24 +209,16 @@ class _Table:
         )
 
 
-@contextlib.contextmanager
-def in_our_words(what: str) -> Iterator[None]:
-    """Let foreign errors out as ours: DCP sends them to all ranks, which not every foreign one survives.
+def in_our_words(error: BaseException, what: str) -> CkptStoreError:
+    """Return `error` if it is ours, or one of ours that tells of it: not every foreign one survives the way to others.
 
     Args:
-        what: Did not happen, if the block fails.
-
-    Raises:
-        UnavailableError: Something foreign was raised inside.
+        error: What was raised.
+        what: Is true of it, whatever it is.
     """
-    try:
-        yield
-    except CkptStoreError:
-        raise
-    except Exception as error:
-        raise UnavailableError(
-            f"{what}: {type(error).__name__}: {error!s:.500}.", hint="Mend what this says of that rank, and try again."
-        ) from error
+    if isinstance(error, CkptStoreError):
+        return error
+    return CkptStoreError(f"{what}: {type(error).__name__}: {error!s:.500}.", hint="Mend what this says of that rank.")
 
 
 def same(what: Sequence[str], proposals: Sequence[Sequence[object]]) -> None:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import dataclasses
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, cast
 
-import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
+from torch.distributed.checkpoint.stateful import Stateful
 
-from ckptstore.errors import CkptStoreError, InvalidInputError, StalledError, UnsupportedError
-from storage_writers.agreement import at_rank, gravest
+from ckptstore.errors import CkptStoreError, StalledError
+from storage_writers.agreement import agree, at_rank, gravest, in_our_words, work_seconds
+from storage_writers.given import check_given, naming_what_cannot_be_copied
 from storage_writers.planners import StrictLoadPlanner
-from storage_writers.reader import CkptStoreReader
+from storage_writers.reader import CkptStoreReader, LoadSession
+from storage_writers.saving import SaveSession
+from storage_writers.survivors import is_loss
 from storage_writers.writer import CkptStoreWriter
 
 OUTSTANDING_SECONDS = 1800.0
@@ -40,19 +41,22 @@ def save(
 
     Raises:
         StalledError: The async save before has not ended.
+        Exception: What a `state_dict()` of the user's raised, on the ranks where it did; the others miss them.
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
 
     If killed: see `CkptStoreWriter.finish`.
     """
-    _check(state_dict, storage_writer, CkptStoreWriter)
+    check_given(state_dict, storage_writer, CkptStoreWriter)
     wait(storage_writer)
-    storage_writer.forget()
+    session = _session(storage_writer)
+    session.forget()
+    plain = _plain_to_save(state_dict, session)
     try:
         return cast(
             "Metadata",
             state_dict_saver.save(
-                state_dict,
+                plain,
                 checkpoint_id=checkpoint_id,
                 storage_writer=storage_writer,
                 planner=planner,
@@ -61,7 +65,7 @@ def save(
             ),
         )
     except (CheckpointException, RuntimeError) as failed:
-        ours = _ours(failed, storage_writer)
+        ours = _ours(failed, session)
         if ours is None:
             raise
         raise ours from failed
@@ -79,25 +83,34 @@ def load(
     """Load as `dcp.load` does, with a planner that leaves the target whole until everything is checked.
 
     Raises:
+        Exception: What a `state_dict()` or `load_state_dict()` of the user's raised, on the ranks where it did.
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
     """
-    _check(state_dict, storage_reader, CkptStoreReader)
-    storage_reader.forget()
+    check_given(state_dict, storage_reader, CkptStoreReader)
+    session = storage_reader._session  # noqa: SLF001  (its other side is here)
+    session.forget()
+    elements = dict(state_dict)
+    plain = _plain(elements)
     try:
         state_dict_loader.load(
-            state_dict,
+            plain,
             checkpoint_id=checkpoint_id,
             storage_reader=storage_reader,
-            planner=planner or StrictLoadPlanner(allow_missing=storage_reader.allow_missing),
+            planner=planner or StrictLoadPlanner(allow_missing=session.allow_missing),
             process_group=process_group,
             no_dist=no_dist,
         )
     except (CheckpointException, RuntimeError) as failed:
-        ours = _ours(failed, storage_reader)
+        ours = _ours(failed, session)
         if ours is None:
             raise
         raise ours from failed
+    for key in sorted(elements):
+        if isinstance(elements[key], Stateful):
+            elements[key].load_state_dict(plain[key])
+        else:
+            state_dict[key] = plain[key]
 
 
 def async_save(
@@ -125,59 +138,94 @@ def async_save(
         A future whose `result()` and `exception()` give our error, unwrapped as by `save`.
 
     Raises:
-        UnsupportedError: A value cannot be copied; it is named. The other ranks hear that this one did not come.
+        InvalidInputError: The state is no dict, or the writer is none of ours.
+        UnsupportedError: A value cannot be copied, and it is named; the others miss this rank.
         StalledError: The save before has not ended in time.
-        CkptStoreError: The save before failed, and nobody has asked its future yet.
+        CkptStoreError: The save before failed, and nobody has asked its future yet: the same on all ranks.
+        Exception: What a `state_dict()` of the user's raised, on the ranks where it did; the others miss them.
 
     If killed: see `CkptStoreWriter.finish`.
     """
-    _check(state_dict, storage_writer, CkptStoreWriter)
+    check_given(state_dict, storage_writer, CkptStoreWriter)
     wait(storage_writer, seconds=wait_seconds)
-    storage_writer.forget()
+    session = _session(storage_writer)
+    session.forget()
     group = process_group if process_group is not None else storage_writer.process_group
-    with storage_writer.handing_over(), _naming_what_cannot_be_copied(state_dict):
-        inner = state_dict_saver.async_save(
-            state_dict,
-            checkpoint_id=checkpoint_id,
-            storage_writer=storage_writer,
-            planner=planner,
-            process_group=group,
-        )
-    outer = SaveFuture(storage_writer)
+    outer = session.outstanding = SaveFuture(session)  # on every rank that calls, however it fares: see `wait`
+    try:
+        plain = _plain_to_save(state_dict, session)
+        with naming_what_cannot_be_copied(plain):
+            inner = state_dict_saver.async_save(
+                plain,
+                checkpoint_id=checkpoint_id,
+                storage_writer=storage_writer,
+                planner=planner,
+                process_group=group,
+            )
+    except BaseException as error:
+        outer.set_exception(error)
+        outer.asked = True
+        raise
     cast("Future[Metadata]", inner).add_done_callback(outer.follow)
-    storage_writer.outstanding = outer
     return outer
 
 
 def wait(storage_writer: CkptStoreWriter, *, seconds: float = OUTSTANDING_SECONDS) -> None:
-    """Wait until the writer's async save, if one is outstanding, has ended on this rank.
+    """Wait until the writer's async save, if one is outstanding, has ended on all ranks. Collective, like `save`.
 
     Raises:
-        StalledError: It has not, within `seconds`.
-        CkptStoreError: It failed, and nobody has asked its future yet.
+        StalledError: It has not ended on some rank within `seconds`.
+        DisagreementError: A rank did not come. The save is outstanding still.
+        CkptStoreError: It failed on some rank, and no such rank has asked its future yet; the same on all ranks.
+        CheckpointException: The same, and what failed on this rank is none of ours.
     """
-    outstanding = storage_writer.outstanding
+    session = _session(storage_writer)
+    outstanding = session.outstanding
     if outstanding is None:
         return
-    told = outstanding.asked
+    error, stalled = None, None
     try:
-        error = outstanding.exception(timeout=seconds)
+        error = outstanding.ended(seconds)
     except TimeoutError:
-        raise StalledError(
+        stalled = StalledError(
             f"The async save before has not ended within {seconds:g} s.",
             hint="Save less often, or look at what the store is doing.",
-        ) from None
-    storage_writer.outstanding = None
-    if error is not None and not told:
+        )
+
+    def mine() -> _End:
+        if stalled is not None:
+            raise stalled
+        return (error if error is None else in_our_words(error, "The async save before failed")), outstanding.asked
+
+    peers = session.peers()
+    peers = dataclasses.replace(peers, channel=f"{peers.channel}/wait")
+    owed = agree(peers, mine, _owed, seconds=session.seconds + work_seconds(peers))
+    session.outstanding = None
+    if owed is None:
+        return
+    if error is None:
+        raise owed
+    if peers.store is None or not isinstance(error, CkptStoreError):
         raise error
+    raise owed from error
+
+
+_End = tuple[CkptStoreError | None, bool]
+"""How a save ended on a rank, and whether somebody there has asked."""
+
+
+def _owed(ends: Sequence[_End]) -> CkptStoreError | None:
+    """Return what all ranks must be told: if a save failed, and nobody asked where it did."""
+    failed = [(error, asked) for error, asked in ends if error is not None]
+    return gravest([error for error, _ in failed]) if failed and not any(asked for _, asked in failed) else None
 
 
 class SaveFuture(Future[Metadata]):
     """A save under way. It cannot be cancelled: the other ranks are saving too."""
 
-    def __init__(self, storage_writer: CkptStoreWriter) -> None:
+    def __init__(self, session: SaveSession) -> None:
         super().__init__()
-        self._storage_writer = storage_writer
+        self._session = session
         self.asked = False
         """Whether somebody has been told how it ended."""
         self.set_running_or_notify_cancel()
@@ -188,7 +236,7 @@ class SaveFuture(Future[Metadata]):
         if error is None:
             self.set_result(inner.result())
             return
-        ours = _ours(error, self._storage_writer)
+        ours = _ours(error, self._session)
         if ours is not None and ours is not error:
             ours.__cause__ = error
         self.set_exception(ours or error)
@@ -202,9 +250,13 @@ class SaveFuture(Future[Metadata]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what went wrong, or None."""
-        error = super().exception(timeout)
+        error = self.ended(timeout)
         self.asked = True
         return error
+
+    def ended(self, timeout: float | None) -> BaseException | None:
+        """Return what went wrong, or None, telling nobody."""
+        return super().exception(timeout)
 
 
 def cause(error: BaseException) -> CkptStoreError | None:
@@ -222,52 +274,23 @@ def cause(error: BaseException) -> CkptStoreError | None:
     return gravest(ours) if ours else None
 
 
-def _ours(error: BaseException, side: CkptStoreWriter | CkptStoreReader) -> CkptStoreError | None:
-    """Return our error in what came out of DCP, or the one that says which ranks were lost; None if it is not ours.
-
-    A bare RuntimeError is one of DCP's own collectives: all else that fails after the begin comes in a
-    CheckpointException.
-    """
-    return side.lost() if isinstance(error, RuntimeError) else cause(error)
+def _ours(error: BaseException, session: SaveSession | LoadSession) -> CkptStoreError | None:
+    """Return our error in what came out of DCP, or the one that says which ranks were lost; None if it is not ours."""
+    return session.lost() if is_loss(error) else cause(error)
 
 
-def _check(state_dict: object, side: object, kind: type) -> None:
-    """Check what would otherwise end in an AttributeError.
-
-    Raises:
-        InvalidInputError: The state is no dict, or the writer or reader is none of ours.
-    """
-    if not isinstance(state_dict, MutableMapping):
-        raise InvalidInputError(
-            f"A state must be a dict, not {state_dict!r:.80}.", hint="Pass {'model': model.state_dict(), ...}."
-        )
-    if not isinstance(side, kind):
-        raise InvalidInputError(
-            f"This needs a {kind.__name__}, not {side!r:.80}.", hint=f"Pass storage_writers.{kind.__name__}(URL)."
-        )
+def _session(storage_writer: CkptStoreWriter) -> SaveSession:
+    return storage_writer._session  # noqa: SLF001  (its other side is here)
 
 
-@contextlib.contextmanager
-def _naming_what_cannot_be_copied(state_dict: dict[str, Any]) -> Iterator[None]:
-    """Let out what the copy of a state into host memory raises as ours, with the key."""
+def _plain(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return the state with each `Stateful` asked for its own, as DCP does: what that raises is not of DCP."""
+    return {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
+
+
+def _plain_to_save(state_dict: dict[str, Any], session: SaveSession) -> dict[str, Any]:
     try:
-        yield
-    except CkptStoreError:
+        return _plain(state_dict)
+    except BaseException:
+        session.descriptions.take_said()  # it was said of this save
         raise
-    except Exception as error:
-        key = next((key for key, value in flatten_state_dict(state_dict)[0].items() if not _copies(value)), None)
-        raise UnsupportedError(
-            f"The value of {key} cannot be copied for a background save: {type(error).__name__}: {error!s:.300}",
-            hint="Leave it out of the state, or store plain values instead.",
-            key=key,
-        ) from error
-
-
-def _copies(value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    try:
-        copy.deepcopy(value)
-    except Exception:  # noqa: BLE001  (whatever a value of the user's raises)
-        return False
-    return True

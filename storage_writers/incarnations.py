@@ -6,10 +6,14 @@ import os
 import threading
 from dataclasses import dataclass
 
-from ckptstore.objectstore.urls import open_store
-from ckptstore.protocol.claim import Incarnation
+from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.port import ObjectStore
+from ckptstore.protocol.claim import Incarnation, Takeover
+from storage_writers import environment
+from storage_writers.roots import open_root
 
-_JOB_NAMES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
+UNNAMED = "unnamed"
+"""What a claim says of a job without a name. It is nobody's name: two such jobs are not the same."""
 
 
 @dataclass
@@ -37,11 +41,21 @@ def reign_at(root: str, run: str | None, *, job: str | None = None) -> Reign:
         root: The store's URL.
         run: The run's identity there, if it is known. If it is another one than before, the run was made anew.
         job: What the scheduler calls this job; by default what it says in the environment.
+
+    Raises:
+        InvalidInputError: This process saves there as another job.
     """
     with _lock:
         reign = _reigns.get(root)
         if reign is None or (run is not None and reign.run not in (None, run)):
-            reign = _reigns[root] = Reign(Incarnation.new(job=job or job_name()))
+            reign = _reigns[root] = Reign(Incarnation.new(job=job or environment.job_name() or UNNAMED))
+        elif job is not None and job != reign.incarnation.job:
+            raise InvalidInputError(
+                f"This process saves to {root} as job {reign.incarnation.job!r} and cannot be job {job!r} too.",
+                hint="Give all writers of a process the same job=, or call begin_incarnation(url) in between.",
+                job=job,
+                reigning=reign.incarnation.job,
+            )
         reign.run = run or reign.run
         loaded = _loaded.get(root)
         if loaded is not None and loaded[0] == reign.run:
@@ -55,19 +69,19 @@ def adopt(root: str, reign: Reign) -> None:
         _reigns.setdefault(root, reign)
 
 
-def begin_incarnation(root: str | os.PathLike[str]) -> None:
+def begin_incarnation(root: str | os.PathLike[str] | ObjectStore) -> None:
     """Let this process save at a root as a new incarnation: after a roll-back, what it saved before is another lineage.
 
     Its next save claims the run anew, which fences its saves that are still under way.
 
     Args:
-        root: The URL or path that the writers are given.
+        root: What the writers are given: the URL or path, or the open store.
 
     Raises:
         InvalidInputError: It is no root.
     """
     with _lock:
-        _reigns.pop(open_store(root).url, None)
+        _reigns.pop(open_root(root).url, None)
 
 
 def note_loaded(root: str, run: str, seq: int) -> None:
@@ -76,6 +90,15 @@ def note_loaded(root: str, run: str, seq: int) -> None:
         _loaded[root] = (run, seq)
 
 
-def job_name() -> str:
-    """Return what the scheduler calls this job, or `unnamed`."""
-    return next((name for variable in _JOB_NAMES if (name := os.environ.get(variable))), "unnamed")
+def check_named(job: str | None, takeover: Takeover) -> None:
+    """Check that `same_job` has a name to compare.
+
+    Raises:
+        InvalidInputError: Neither the user nor the scheduler says what this job is called.
+    """
+    if takeover == "same_job" and not (job or environment.job_name()):
+        raise InvalidInputError(
+            "takeover='same_job' compares jobs by name, and this one has none.",
+            hint="Pass job='...', the same at every start of this job, or start it with torchrun --rdzv-id.",
+            option="job",
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from ckptstore.options import TransferOptions
 from ckptstore.transfer.download import BoxRead, check_shard, in_flight, read_boxes
 from ckptstore.units import MIB
 from storage_writers import pickles, tensors
+from storage_writers.agreement import in_our_words
 from storage_writers.metadata import Contents
 from storage_writers.planning import TORCH_SAVE
 
@@ -182,7 +184,7 @@ class Fetcher:
             if read.stored.chunk.codec != TORCH_SAVE:
                 raise UnsupportedError(
                     f"{read.stored.chunk.tensor.name} is stored as {read.stored.chunk.codec}, which DCP cannot load.",
-                    hint="Load it through ckptstore.training, or leave it out (only=...).",
+                    hint="Leave it out: only=(...) names what to load.",
                 )
         raw = [np.empty((read.stored.chunk.nbytes, 1), np.uint8) for read in reads]
         self._read(
@@ -201,31 +203,27 @@ class Fetcher:
             for read, out in zip(reads, raw, strict=True)
         ]
 
-    def fill(self, reads: Sequence[TensorRead], *, ranks: int) -> None:
-        """Fill this rank's targets, as one of `ranks`. Each leaf is verified before a byte of it reaches one (I13).
+    def fill(self, reads: Sequence[TensorRead], filled: list[str]) -> None:
+        """Fill this rank's targets. Each leaf is verified before a byte of it reaches one (I13).
+
+        Args:
+            reads: What goes where.
+            filled: Gets the keys of the targets that may hold something new.
 
         Raises:
-            IntegrityError: Bytes are not what was written. The facts say which tensors were written by then.
+            IntegrityError: Bytes are not what was written. Its facts say which of the targets that take bytes directly
+                were written by then.
         """
-        done: list[str] = []
         direct = [read for read in reads if read.is_direct]
-        others = [read for read in reads if not read.is_direct]
-        try:
-            self._read(
-                [
-                    _box_read(
-                        read, ((0,) * read.target.dim(), tuple(read.item.lengths)), tensors.byte_view(read.target)
-                    )
-                    for read in direct
-                ]
-            )
-            done += dict.fromkeys(read.key for read in direct)
-            for batch in _batches(others):
-                self._bounce(batch)
-                done += dict.fromkeys(read.key for read, _ in batch)
-        except CkptStoreError as error:
-            _say_written(error, done, ranks)
-            raise
+        self._read(
+            [
+                _box_read(read, ((0,) * read.target.dim(), tuple(read.item.lengths)), tensors.byte_view(read.target))
+                for read in direct
+            ]
+        )
+        filled += dict.fromkeys(read.key for read in direct)
+        for batch in _batches([read for read in reads if not read.is_direct]):
+            self._bounce(batch, filled)
 
     def scan(self, reads: Sequence[TensorRead]) -> None:
         """Verify every leaf that `reads` touch, keeping nothing.
@@ -236,7 +234,7 @@ class Fetcher:
         for batch in _batches(reads):
             self._read([_box_read(read, box, _scratch(read, box)) for read, box in batch])
 
-    def _bounce(self, batch: Sequence[tuple[TensorRead, Box]]) -> None:
+    def _bounce(self, batch: Sequence[tuple[TensorRead, Box]], filled: list[str]) -> None:
         scratch = [_scratch(read, box) for read, box in batch]
         self._read([_box_read(read, box, out) for (read, box), out in zip(batch, scratch, strict=True)])
         for (read, (offsets, lengths)), out in zip(batch, scratch, strict=True):
@@ -244,6 +242,8 @@ class Fetcher:
             for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
                 part = part.narrow(dim, offset, length)
             source = torch.from_numpy(out.reshape(-1)).view(read.dtype).view(lengths)
+            if read.key not in filled[-1:]:
+                filled.append(read.key)
             tensors.place(source, part)
 
     def _read(self, boxes: list[BoxRead]) -> None:
@@ -288,15 +288,45 @@ def cut(lengths: tuple[int, ...], itemsize: int, limit: int) -> Iterator[Box]:
             yield (start, *offsets), (count, *inner)
 
 
-def _say_written(error: CkptStoreError, done: Sequence[str], ranks: int) -> None:
-    """Say in `error` which tensors had been written when it happened, and whether the target is a mixture now."""
+@contextlib.contextmanager
+def telling_what_was_filled(filled: Sequence[str], *, ranks: int) -> Iterator[None]:
+    """Let errors out as ours, and say in them which targets hold something new.
+
+    Args:
+        filled: Their keys, as known when the block fails; the error may know of more.
+        ranks: How many load.
+
+    Raises:
+        CkptStoreError: The block failed.
+    """
+    try:
+        yield
+    except CkptStoreError as error:
+        _say_written(error, filled, ranks)
+        raise
+    except Exception as error:
+        ours = in_our_words(error, "The load failed while targets were filled")
+        _say_written(ours, filled, ranks, sure=False)
+        raise ours from error
+
+
+def _say_written(error: CkptStoreError, filled: Sequence[str], ranks: int, *, sure: bool = True) -> None:
+    """Say in `error` which tensors had been written when it happened, and whether the target is a mixture now.
+
+    Args:
+        error: What happened; it may name tensors itself.
+        filled: The keys of those that are known of beside.
+        ranks: How many load.
+        sure: Whether that is all. An error that is not of our making does not say how far it came.
+    """
     here = error.facts.get("written")
-    written = [*done, *(here if isinstance(here, list) else [])]
-    count = len(done) + int(error.facts.get("written_count") or 0)  # type: ignore[arg-type]
-    untouched = ranks == 1 and not count
+    written = [*filled, *(here if isinstance(here, list) else [])]
+    count = len(filled) + int(error.facts.get("written_count") or 0)  # type: ignore[arg-type]
+    untouched = sure and ranks == 1 and not count
     error.facts |= {"written": [str(key) for key in written[:20]], "written_count": count, "untouched": untouched}
+    none = " No tensor was written." if sure else " Whether a tensor was written is not known."
     named = ", ".join(str(key) for key in written[:8])
-    error.message += f" {count} tensors were already written: {named}." if count else " No tensor was written."
+    error.message += f" {count} tensors were already written: {named}." if count else none
     if ranks > 1:
         error.message += " That is said of this rank; the others went on filling their targets."
     if not untouched:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import threading
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -13,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from ckptstore.errors import InvalidInputError
+from storage_writers import environment
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def peers_of(process_group: dist.ProcessGroup | None, *, one_rank: bool) -> Peer
     """
     if one_rank:
         return Peers(0, 1)
-    started = _started()
+    started = environment.started()
     if not (dist.is_available() and dist.is_initialized()):
         _refuse_lone_rank(1, started)
         return Peers(0, 1)
@@ -65,17 +64,6 @@ def peers_of(process_group: dist.ProcessGroup | None, *, one_rank: bool) -> Peer
 def meet(rank: int, world_size: int, channel: str) -> Peers:
     """Return peers that meet under `channel` in the default group's store."""
     return Peers(rank, world_size, channel, _client() if world_size > 1 else None)
-
-
-def _started() -> int:
-    """Return how many processes the launcher says that it started."""
-    said = os.environ.get("WORLD_SIZE") or "1"
-    if re.fullmatch("[1-9][0-9]{0,8}", said) is None:
-        raise InvalidInputError(
-            f"WORLD_SIZE is {said!r:.80} in the environment, which is no number of processes.",
-            hint="Unset it, or set it to what the launcher started; allow_one_rank=True saves from this process alone.",
-        )
-    return int(said)
 
 
 def _refuse_lone_rank(world_size: int, started: int) -> None:

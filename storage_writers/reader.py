@@ -19,15 +19,17 @@ from ckptstore.clock import IdSource, SystemIds
 from ckptstore.errors import CkptStoreError, IncompatibleStateError, InvalidInputError, NotFoundError
 from ckptstore.events import Loaded, Observer, PassedOver, silent, tell
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.objectstore.urls import open_store
 from ckptstore.options import TransferOptions, check_flags, check_seconds
 from ckptstore.protocol.catalog import Catalog, check_asked
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.parts import load_parts
 from storage_writers import agreement, incarnations, ranks, survivors
-from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of
+from storage_writers.agreement import LONGEST_WORK_SECONDS
+from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of, telling_what_was_filled
 from storage_writers.metadata import Contents, contents_of
 from storage_writers.planning import plain_name
+from storage_writers.roots import open_root
 
 EMPTY = Metadata({})
 SCAN_SECONDS = 3600.0
@@ -76,6 +78,27 @@ class LoadTicket:
     rank: int
     world_size: int
     skipped: tuple[str, ...]
+
+
+@dataclass
+class LoadSession:
+    """The private side of a reader. Beside it only this package's own calls use it."""
+
+    allow_missing: bool
+    seconds: float
+    ticket: LoadTicket | None = None
+
+    def forget(self) -> None:
+        """Let go of the load before, so that `lost` speaks of nothing but the one that begins now."""
+        self.ticket = None
+
+    def lost(self) -> CkptStoreError | None:
+        """Return what to raise when a collective of the load has failed; None if no rank was asked to read yet."""
+        ticket = self.ticket
+        if ticket is None or ticket.world_size == 1:
+            return None
+        peers = ranks.meet(ticket.rank, ticket.world_size, ticket.load_id)
+        return survivors.lost_in_load(peers, seconds=self.seconds)
 
 
 class CkptStoreReader(StorageReader):
@@ -129,7 +152,7 @@ class CkptStoreReader(StorageReader):
         self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
         self._name, self._step, self._seq = checkpoint_id, step, seq
         self._only = None if only is None else _checked_prefixes(only)
-        self.allow_missing = allow_missing
+        self._session = LoadSession(allow_missing, agree_timeout_seconds)
         self._allow_unexpected, self._allow_cast, self._allow_pickle = allow_unexpected, allow_cast, allow_pickle
         self._verify_first = verify_first
         self._seconds = agree_timeout_seconds
@@ -140,7 +163,6 @@ class CkptStoreReader(StorageReader):
         self._chosen: Committed | None = None
         self._contents = Contents(EMPTY)
         self._failure: Exception | None = None
-        self._ticket: LoadTicket | None = None
         self.report: LoadReport | None = None
         """What the last load did; None before it ended well."""
 
@@ -160,7 +182,7 @@ class CkptStoreReader(StorageReader):
             log = RunLog.open(self._store, observer=self._observer)
             self._run, self._catalog = log.run, Catalog(log)
             self._chosen = self._choose(self._catalog)
-            parts = self._catalog.load_parts(self._store, self._chosen)
+            parts = load_parts(self._store, self._chosen)
             self._contents = contents_of(parts, only=self._only)
         except Exception as error:  # noqa: BLE001  (raised by set_up_storage_reader)
             self._failure = error
@@ -248,6 +270,7 @@ class CkptStoreReader(StorageReader):
             IncompatibleStateError: Dtypes or shapes differ. No target was touched, on any rank.
             IntegrityError: Bytes are not what was written. The message says which tensors were written by then, and the
                 fact `untouched` whether every target of every rank is still what it was.
+            CkptStoreError: Anything else failed while targets were filled; it says the same.
             UnsafePickleError: A value needs pickle and that is not allowed. No target was touched.
             DisagreementError: A rank did not come.
         """
@@ -255,7 +278,8 @@ class CkptStoreReader(StorageReader):
         ticket = plan.storage_data
         if not isinstance(ticket, LoadTicket) or self._chosen is None:
             raise InvalidInputError("This plan was not made by this reader.", hint="Use one reader for one load.")
-        self._ticket, reads, values = ticket, Reads((), ()), []
+        reads, values = Reads((), ()), []
+        self._session.ticket = ticket
         fetcher = Fetcher(self._store, self._transfer)
 
         def check() -> None:
@@ -265,24 +289,28 @@ class CkptStoreReader(StorageReader):
             fetcher.check_structure(reads.shards)
             values = fetcher.values(reads.values, allow_pickle=self._allow_pickle)
 
-        # They were here a moment ago, and read under limits of their own.
-        self._agree(ticket, "check", check, seconds=self._seconds + agreement.WORK_SECONDS)
+        self._agree(ticket, "check", check)
         if self._verify_first:
-            self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), seconds=SCAN_SECONDS)
-        with agreement.in_our_words("The target was not filled"):
-            fetcher.fill(reads.tensors, ranks=ticket.world_size)
+            self._agree(ticket, "scan", lambda: fetcher.scan(reads.tensors), longest=SCAN_SECONDS)
+        filled: list[str] = []
+        with telling_what_was_filled(filled, ranks=ticket.world_size):
+            fetcher.fill(reads.tensors, filled)
             for read in reads.tensors:
                 planner.commit_tensor(read.item, read.target)
             for value, stream in zip(reads.values, values, strict=True):
+                filled.append(value.stored.chunk.tensor.name)
                 planner.load_bytes(value.item, stream)
         self._end(reads, ticket, planner, fetcher.bytes_fetched, time.monotonic() - began)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _agree(self, ticket: LoadTicket, what: str, mine: Callable[[], None], *, seconds: float) -> None:
+    def _agree(
+        self, ticket: LoadTicket, what: str, mine: Callable[[], None], *, longest: float = LONGEST_WORK_SECONDS
+    ) -> None:
         """Do `mine` on every rank; if it fails on one, all raise that, and no target was touched on any."""
         peers = ranks.meet(ticket.rank, ticket.world_size, f"load/{ticket.load_id}/{what}")
+        seconds = self._seconds + agreement.work_seconds(peers, longest=longest)
         try:
             agreement.agree(peers, mine, lambda _: None, seconds=seconds)
         except CkptStoreError as error:
@@ -299,18 +327,6 @@ class CkptStoreReader(StorageReader):
         self.report = LoadReport(name, seq, ticket.skipped, missing, reads.casts, fetched)
         tell(self._observer, Loaded(name, seq, fetched, seconds))
 
-    def forget(self) -> None:
-        """Let go of the load before, so that `lost` speaks of nothing but the one that begins now."""
-        self._ticket = None
-
-    def lost(self) -> CkptStoreError | None:
-        """Return what to raise when a collective of the load has failed; None if no rank was asked to read yet."""
-        ticket = self._ticket
-        if ticket is None or ticket.world_size == 1:
-            return None
-        peers = ranks.meet(ticket.rank, ticket.world_size, ticket.load_id)
-        return survivors.lost_in_load(peers, seconds=self._seconds)
-
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return False: a name alone does not say where the run is, so DCP never chooses this reader by itself."""
@@ -323,22 +339,3 @@ def _checked_prefixes(only: object) -> tuple[str, ...]:
     if not prefixes or not all(isinstance(prefix, str) and prefix for prefix in prefixes):
         raise InvalidInputError(f"only={only!r:.80} is no list of keys.", hint="Pass only=('model',), say.")
     return prefixes
-
-
-def open_root(
-    url: str | os.PathLike[str] | ObjectStore,
-    *,
-    storage_options: Mapping[str, object] | None,
-    transfer: TransferOptions,
-) -> ObjectStore:
-    """Return the store at a run's root, or `url` itself if it is one."""
-    if isinstance(url, str | os.PathLike):
-        return open_store(url, storage_options=storage_options, transfer=transfer)
-    if not hasattr(url, "open_upload"):
-        raise InvalidInputError(
-            f"A run's root must be a path, a URL or an open store, not {url!r:.80}.",
-            hint="Pass 's3://bucket/run', say.",
-        )
-    if storage_options:
-        raise InvalidInputError("storage_options belong to a URL, not to an open store.", hint="Leave them out.")
-    return url

@@ -8,6 +8,7 @@ for a bounded time who else does, so that all raise the same error, with the ran
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,16 @@ UNKNOWN = -1
 """What the coordinator says of a commit whose outcome it does not know; else the slot, or None if there is none."""
 
 _CLOCK = SystemClock()
+
+
+def is_loss(error: BaseException) -> bool:
+    """Say whether one of torch's collectives raised `error`.
+
+    It is a RuntimeError like any other, of a model's `load_state_dict` say: where it comes from tells them apart.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_in = frames[-1].f_globals.get("__name__") if frames else None
+    return isinstance(error, RuntimeError) and raised_in == dist.distributed_c10d.__name__
 
 
 def lost_in_save(peers: Peers, name: str, committed: int | None, *, seconds: float) -> CkptStoreError:

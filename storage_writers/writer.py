@@ -7,67 +7,53 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ckptstore.clock import IdSource, SystemIds
-from ckptstore.errors import CkptStoreError, CommitUnknownError, InvalidInputError, UnsupportedError
+from ckptstore.errors import CommitUnknownError, InvalidInputError, UnsupportedError
 from ckptstore.events import Observer, ShardStored, UploadBegan, silent, tell
 from ckptstore.format.shard import lay_out
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
-from ckptstore.protocol.attempt import Attempt, Description, begin
-from ckptstore.protocol.claim import Incarnation, Takeover, check_takeover, check_who
+from ckptstore.protocol.attempt import Description, begin
+from ckptstore.protocol.claim import Takeover, check_takeover, check_who
 from ckptstore.protocol.commit import commit
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from ckptstore.transfer.upload import upload_shard
 from storage_writers import agreement, incarnations, ranks, survivors
 from storage_writers.metadata import check_written, encode_planner, received
-from storage_writers.planning import Contents, Ticket, check_caching, check_items, name_and_step
-from storage_writers.reader import open_root
-
-_AGREED = ("the checkpoint's name", "the global step", "the world size", "the run's root", "the run")
-
-
-@dataclass
-class _Save:
-    """One save on one rank, from the agreement of the ranks on. DCP runs it from begin to end on one thread."""
-
-    save_id: str
-    name: str
-    description: Description
-    peers: ranks.Peers
-    set_up: bool = False
-    begun: tuple[Incarnation, Attempt] | None = None
-    committed: int | None = None
+from storage_writers.planning import Contents, Ticket, check_caching, check_items
+from storage_writers.roots import open_root
+from storage_writers.saving import Save, SaveSession, agreed
 
 
-class CkptStoreWriter(StorageWriter):
+class CkptStoreWriter(StorageWriter, AsyncStager):
     """Writes checkpoints that are whole or absent.
 
     One writer object, or a new one per save, in any mixture of sync and async saves: a process has one incarnation per
-    run and never fences itself. Picklable; the copy saves as the same incarnation.
+    run and never fences itself. Picklable; the copy saves as the same incarnation. `dcp.async_save` stages through it.
 
     Args:
         url: Root of the run; or an open store.
         storage_options: Of the store's engine.
         process_group: The ranks that save together; pass the same to `dcp.save`. None: all ranks.
-        takeover: `same_job` refuses a run that another job has claimed; `always` fences it.
+        takeover: `same_job` refuses a run that another job has claimed (and asks for a name of this one); `always`
+            fences it.
         job: What the scheduler calls this job; by default what it says in the environment.
         allow_pickle: Values that only unrestricted pickle can read are stored, and marked.
         allow_one_rank: This process saves alone, though others run.
-        assume_single_writer: The user's promise that one process at a time appends. Fencing does not hold then.
+        assume_single_writer: The user's promise that one process at a time appends. Fencing does not hold then. None:
+            what `log` says.
         agree_timeout_seconds: How long a rank that does not come is waited for.
         transfer: How bytes are moved.
         log: How records are appended.
@@ -76,6 +62,8 @@ class CkptStoreWriter(StorageWriter):
     Raises:
         InvalidInputError: An argument is outside of what is allowed.
     """
+
+    _synchronize_after_execute = False  # `stage` has ended its work when it returns
 
     def __init__(  # noqa: PLR0913  (a face takes written-out keywords)
         self,
@@ -87,41 +75,34 @@ class CkptStoreWriter(StorageWriter):
         job: str | None = None,
         allow_pickle: bool = False,
         allow_one_rank: bool = False,
-        assume_single_writer: bool = False,
+        assume_single_writer: bool | None = None,
         agree_timeout_seconds: float = 60.0,
         transfer: TransferOptions | None = None,
         log: LogOptions | None = None,
         observer: Observer = silent,
     ) -> None:
         check_seconds(agree_timeout_seconds=agree_timeout_seconds)
-        check_flags(allow_pickle=allow_pickle, allow_one_rank=allow_one_rank, assume_single_writer=assume_single_writer)
+        check_flags(allow_pickle=allow_pickle, allow_one_rank=allow_one_rank)
         check_kinds(transfer=(transfer, TransferOptions), log=(log, LogOptions))
         check_takeover(takeover)
         if job is not None:
             check_who(job=job)
+        incarnations.check_named(job, takeover)
         self._url = url
         self._storage_options = storage_options
-        self._group = process_group
         self._takeover: Takeover = takeover
         self._job = job
-        self._allow_pickle, self._allow_one_rank = allow_pickle, allow_one_rank
-        self._seconds = agree_timeout_seconds
+        self._allow_pickle = allow_pickle
+        self._session = SaveSession(process_group, one_rank=allow_one_rank, seconds=agree_timeout_seconds)
         self._transfer = transfer or TransferOptions()
-        log = log or LogOptions()
-        self._log_options = dataclasses.replace(
-            log, assume_single_writer=assume_single_writer or log.assume_single_writer
-        )
+        self._log_options = log or LogOptions()
+        if assume_single_writer is not None:
+            self._log_options = dataclasses.replace(self._log_options, assume_single_writer=assume_single_writer)
         self._observer = observer
-        self._ids: IdSource = SystemIds()
         self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
         self._log: RunLog | None = None
-        self._described: tuple[Description, int] | None = None
-        self._handed: Description | None = None
-        self._here = threading.local()
         self.committed: Committed | None = None
         """The newest commit of this writer; on the coordinator only."""
-        self.outstanding: Any = None
-        """The future of the async save under way, if `storage_writers.async_save` began one."""
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -129,7 +110,7 @@ class CkptStoreWriter(StorageWriter):
 
         The first use makes it, which is collective: use it at the same point of the program on every rank.
         """
-        return self._group if self._group is not None else ranks.background_group()
+        return self._session.group if self._session.group is not None else ranks.background_group()
 
     def describe(
         self,
@@ -146,20 +127,22 @@ class CkptStoreWriter(StorageWriter):
         Raises:
             InvalidInputError: A value is not what it must be, or all together take more than 16 KiB.
         """
-        description = Description(
-            global_step, parallelism or {}, training_state or {}, metrics or {}, fingerprints or {}, tags
+        self._session.descriptions.say(
+            Description(global_step, parallelism or {}, training_state or {}, metrics or {}, fingerprints or {}, tags)
         )
-        self._described = (description, threading.get_ident())
 
-    @contextlib.contextmanager
-    def handing_over(self) -> Iterator[None]:
-        """Keep what has been described for the background save that begins inside, not for the next one."""
-        self._handed, self._described = (self._described or (Description(), 0))[0], None
-        try:
-            yield
-        except BaseException:
-            self._handed = None
-            raise
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of the state in host memory, for the background save that `dcp.async_save` begins now.
+
+        What has been described is bound to that save here: when it begins, the next one may have been described.
+        """
+        description = self._session.descriptions.take_said()
+        # One for each save: a stager copies the next state over the last one's copy, which may be under way.
+        stager = DefaultStager(StagingOptions(*[False] * 4))  # nothing pinned, shared or later, as by DCP itself
+        staged = cast("dict[str, Any]", stager.stage(state_dict))
+        stager.close()
+        self._session.descriptions.hand_over(description)
+        return staged
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save called `checkpoint_id`: all ranks agree on what it is, or all raise the same.
@@ -171,31 +154,14 @@ class CkptStoreWriter(StorageWriter):
 
         If killed: perhaps `run.json`, which says nothing but that the run exists.
         """
-        self._here.save = None
-        description = self._take_description()
-        peers = ranks.peers_of(self._group, one_rank=self._allow_one_rank)
-        said: tuple[str, Description] | None = None
+        session = self._session
+        session.forget()
+        description, peers = session.descriptions.take(), session.peers()
 
-        def mine() -> list[object]:
-            nonlocal said
-            name, step = name_and_step(checkpoint_id, description.global_step)
-            said = name, dataclasses.replace(description, global_step=step)
-            return [name, step, peers.world_size, self._store.url, self._read_run(peers)]
+        def place() -> tuple[str, str | None]:
+            return self._store.url, self._read_run(peers)
 
-        def judge(proposals: Sequence[list[object]]) -> str:
-            agreement.same(_AGREED, proposals)
-            return self._ids.nonce()
-
-        save_id = agreement.agree(peers, mine, judge, seconds=self._seconds, root_first=True)
-        assert said is not None  # noqa: S101  (all ranks agree, so this one has spoken)
-        self._here.save = _Save(save_id, *said, peers)
-
-    def _take_description(self) -> Description:
-        if self._handed is not None:
-            description, self._handed = self._handed, None
-        else:
-            description, self._described = (self._described or (Description(), 0))[0], None
-        return description
+        session.save = agreed(peers, checkpoint_id, description, place, seconds=session.seconds)
 
     def _read_run(self, peers: ranks.Peers) -> str | None:
         """Return the run's identity as this rank reads it; rank 0 begins the run if there is none."""
@@ -220,8 +186,9 @@ class CkptStoreWriter(StorageWriter):
             raise UnsupportedError(
                 "use_collectives=False makes every rank commit a checkpoint of its own.", hint="Leave it out."
             )
-        save = self._save
-        if save is None or save.set_up or self._is_stale():
+        save = self._session.save
+        # Described anew on this thread after `reset`: the save that `reset` began never came here.
+        if save is None or save.set_up or self._session.descriptions.said_here:
             self.reset(None)
             save, _ = self._begun()
         rank = kwargs.get("rank", 0)
@@ -232,15 +199,6 @@ class CkptStoreWriter(StorageWriter):
                 "(or allow_one_rank=True, to save from one process alone).",
             )
         save.set_up = True
-
-    def _is_stale(self) -> bool:
-        """Say whether this thread described another save after `reset`: the one that `reset` began never came here."""
-        return self._described is not None and self._described[1] == threading.get_ident()
-
-    @property
-    def _save(self) -> _Save | None:
-        save: _Save | None = getattr(self._here, "save", None)
-        return save
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that every tensor of this rank can be stored.
@@ -287,8 +245,8 @@ class CkptStoreWriter(StorageWriter):
             for rank, plan in enumerate(plans)
         ]
 
-    def _begun(self) -> tuple[_Save, RunLog]:
-        if (save := self._save) is None or self._log is None:
+    def _begun(self) -> tuple[Save, RunLog]:
+        if (save := self._session.save) is None or self._log is None:
             raise InvalidInputError("No save has begun.", hint="Call dcp.save with this writer.")
         return save, self._log
 
@@ -317,8 +275,8 @@ class CkptStoreWriter(StorageWriter):
                 )
             contents = Contents(plan, planner, allow_pickle=self._allow_pickle)
 
-        seconds = self._seconds + agreement.WORK_SECONDS  # they were here a moment ago, and may resolve large values
         peers = dataclasses.replace(save.peers, channel=f"write/{save.save_id}")
+        seconds = self._session.seconds + agreement.work_seconds(peers)  # they may resolve large values
         agreement.agree(peers, check, lambda _: None, seconds=seconds)
         assert contents is not None  # noqa: S101  (all ranks agree, so this one has checked)
         done: Future[list[WriteResult]] = Future()
@@ -333,8 +291,12 @@ class CkptStoreWriter(StorageWriter):
         layout = lay_out(contents.chunks)
         tell(self._observer, UploadBegan(key, layout.size))
         bodies = (contents.pieces(index) for index in layout.order)
-        with agreement.in_our_words(f"{key} was not stored"):
+        try:
             shard = upload_shard(self._store, key, layout, bodies, rank=ticket.rank, options=self._transfer)
+        except Exception as error:
+            if (ours := agreement.in_our_words(error, f"The upload of {key} failed")) is error:
+                raise
+            raise ours from error
         tell(self._observer, ShardStored(key, shard.size, time.monotonic() - began))
         return [
             WriteResult(plan.items[index].index, item.chunk.nbytes, (shard, item))
@@ -378,18 +340,6 @@ class CkptStoreWriter(StorageWriter):
                 hint="Delete nothing. Run `ckptstore log URL` to see whether it was committed.",
             ) from interrupt
 
-    def forget(self) -> None:
-        """Let go of what this thread saved before, so that `lost` speaks of nothing but the save that begins now."""
-        self._here.save = None
-
-    def lost(self) -> CkptStoreError | None:
-        """Return what to raise when a collective of this thread's save has failed; None if no save has begun."""
-        save = self._save
-        if save is None or save.peers.store is None:
-            return None
-        peers = dataclasses.replace(save.peers, channel=save.save_id)
-        return survivors.lost_in_save(peers, save.name, save.committed, seconds=self._seconds)
-
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return False: a name alone does not say where the run is, so DCP never chooses this writer by itself."""
@@ -398,9 +348,7 @@ class CkptStoreWriter(StorageWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry the incarnation, and nothing live."""
-        left = dict.fromkeys(("_group", "_log", "outstanding", "_described"))
-        state = self.__dict__ | left | {"_observer": silent}
-        del state["_here"]
+        state = self.__dict__ | {"_log": None, "_observer": silent}
         run = self._log.run if self._log is not None else None
         state["_reign"] = incarnations.reign_at(self._store.url, run, job=self._job)
         if isinstance(self._url, str | os.PathLike):
@@ -410,7 +358,6 @@ class CkptStoreWriter(StorageWriter):
     def __setstate__(self, state: dict[str, Any]) -> None:
         reign = state.pop("_reign")
         self.__dict__.update(state)
-        self._here = threading.local()
         if "_store" not in state:
             self._store = open_root(self._url, storage_options=self._storage_options, transfer=self._transfer)
         incarnations.adopt(self._store.url, reign)

@@ -45,16 +45,17 @@ class Outcome:
 
 
 class Gang:
-    """Processes that run functions as the ranks of a group."""
+    """Processes that run functions as the ranks of a group, which has a time-out of `group_seconds`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, group_seconds: float = 60) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")  # torch asks for the name of each peer, for 5 s
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._workers: list[tuple[BaseProcess, Connection]] = []
-        self._jobs = itertools.count()
+        self._jobs, self._group_seconds = itertools.count(), group_seconds
 
     def run(self, world_size: int, function: Callable[..., Any], *args: Any, seconds: float = 60) -> list[Outcome]:
         """Run `function(*args)` on ranks 0 to `world_size` - 1 and return what became of it, by rank."""
@@ -64,6 +65,7 @@ class Gang:
             self._store.port,
             next(self._jobs),
             world_size,
+            self._group_seconds,
             function.__code__.co_filename,
             function.__qualname__,
             args,
@@ -115,6 +117,8 @@ class Gang:
             if not pipe.poll(max(0.0, deadline - time.monotonic())):
                 return None
             value, error = pipe.recv()
+            if error is not None:
+                process.join(10)
         except (EOFError, OSError):
             process.join(10)
             return Outcome(died=True)
@@ -123,10 +127,10 @@ class Gang:
 
 def _serve(pipe: Connection) -> None:
     modules: dict[str, ModuleType] = {}
-    client = None  # kept: a new connection takes 5 s every now and then
+    client = None  # kept over the jobs
     while True:
         try:
-            rank, port, job, world_size, path, name, args, environment = pipe.recv()
+            rank, port, job, world_size, seconds, path, name, args, environment = pipe.recv()
         except (EOFError, OSError):
             return
         value, error = None, None
@@ -134,8 +138,8 @@ def _serve(pipe: Connection) -> None:
         os.environ.update(environment)
         try:
             client = client or dist.TCPStore("127.0.0.1", port, is_master=False)
-            store = dist.PrefixStore(f"job{job}", client)
-            limit = dt.timedelta(seconds=60)
+            store, limit = dist.PrefixStore(f"job{job}", client), dt.timedelta(seconds=seconds)
+            store.set_timeout(limit)  # as a launcher's is
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
             value = getattr(_module(modules, path), name)(*args)
         except BaseException as raised:  # noqa: BLE001  (CheckpointException is one; handed over)
@@ -148,6 +152,8 @@ def _serve(pipe: Connection) -> None:
             pipe.send((value, error))
         except (TypeError, AttributeError, ValueError) as unpicklable:
             pipe.send((None, RuntimeError(f"rank {rank} cannot send {value!r}, {error!r}: {unpicklable}")))
+        if error is not None:
+            return  # as a trainer ends: the others learn of it by its connections
 
 
 def _module(modules: dict[str, ModuleType], path: str) -> ModuleType:

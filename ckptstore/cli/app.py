@@ -104,6 +104,7 @@ for _command in (
     looking.tree,
     checking.verify,
     changing.rollback,
+    changing.restore,
     changing.pin,
     changing.unpin,
 ):
@@ -123,4 +124,4 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Look into a run of distributed training checkpoints, verify it, and roll it back."""
+    """Look into a run of distributed training checkpoints, verify it, and roll it back or forth."""

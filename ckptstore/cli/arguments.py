@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from ckptstore.checkpoint import Checkpoint
 from ckptstore.cli.render import print_warning
 from ckptstore.errors import ResumeError
-from ckptstore.store import Checkpoint, CheckpointStore
+from ckptstore.store import CheckpointStore
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The run's root: a path, file://, s3:// or memory://.")]
 Name = Annotated[

@@ -1,4 +1,4 @@
-"""`rollback`, `pin`, `unpin`: the few changes that an operator makes. Each appends one record, or none."""
+"""`rollback`, `restore`, `pin`, `unpin`: the few changes that an operator makes. Each appends one record, or none."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from ckptstore.checkpoint import Checkpoint
 from ckptstore.cli.arguments import AsJson, Name, Url
 from ckptstore.cli.documents import Document, checkpoint_document, run_document
 from ckptstore.cli.exits import Exit
 from ckptstore.cli.render import clean, print_json, print_line, print_warning
 from ckptstore.errors import InvalidInputError
 from ckptstore.options import LogOptions
-from ckptstore.store import Checkpoint, CheckpointStore
+from ckptstore.store import CheckpointStore
 
 SingleWriter = Annotated[
     bool,
@@ -57,6 +58,24 @@ def rollback(
         print_line(f"{_exact(target)} is the latest; set aside: {', '.join(map(str, seqs))}. Nothing was deleted.")
     else:
         print_line(f"{_exact(target)} is the latest already; nothing was changed.")
+    return Exit.FINE
+
+
+def restore(url: Url, name: Name, *, single_writer: SingleWriter = False, as_json: AsJson = False) -> int:
+    """Make a checkpoint selectable again that was set aside; so a roll-back is undone.
+
+    Name it exactly, as NAME@SEQ: `ckptstore ls URL --all` lists what is set aside. If it was quarantined, verify it at
+    level full first. If it is the newest, it is the latest from now on.
+    """
+    store = _opened(url, single_writer=single_writer)
+    target = store.get(name)
+    aside = target.committed.set_aside
+    changed = store.restore(target)
+    if as_json:
+        print_json(_changed(store, target, changed=changed))
+    else:
+        told = f"may be selected again; it was {aside}" if changed else "was not set aside; nothing was changed"
+        print_line(f"{_exact(target)} {told}.")
     return Exit.FINE
 
 

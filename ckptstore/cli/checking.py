@@ -27,11 +27,12 @@ def verify(
 ) -> int:
     """Verify the log and a checkpoint.
 
-    It reads and judges, and changes nothing; it exits with 1 if not all is well.
+    It reads and judges, and changes nothing; it exits with 1 if not all is well, and with 6 if a newer version wrote
+    to the log, which then was not read to its end.
 
     Each level includes those before it. chain: the records parse and link. exists: every object is there with its
-    size. etag: the store itself calls the bytes the same (where it does not, that is no proof of damage). full: BLAKE3
-    of every byte.
+    size. etag: the store itself calls the bytes the same; where it does not they are REWRITTEN, which is no proof of
+    damage: ask full. full: BLAKE3 of every byte, which decides.
     """
     if level not in get_args(Level):
         raise InvalidInputError(f"{level!r} is no level.", hint=f"Use one of: {', '.join(get_args(Level))}.")
@@ -87,8 +88,14 @@ def _print_verdicts(log: list[Document], checkpoints: list[Document], level: str
         what = f"{each['checkpoint_id']}@{each['seq']}"
         aside = f" ({each['set_aside']})" if each["set_aside"] else ""
         read = f", {format_bytes(each['bytes_read'])} of shards hashed" if level == "full" else ""
-        print_line(f"{'ok      ' if each['ok'] else 'DAMAGED '} {what}{aside}: level {level}{read}")
+        print_line(f"{_judgement(each['findings']):8} {what}{aside}: level {level}{read}")
         _print_findings(each["findings"])
+
+
+def _judgement(findings: list[Document]) -> str:
+    if not findings:
+        return "ok"
+    return "REWRITTEN" if all(each["kind"] == "rewritten" for each in findings) else "DAMAGED"
 
 
 def _print_findings(findings: list[Document]) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from ckptstore.checkpoint import Checkpoint, Key
 from ckptstore.errors import CkptStoreError
 from ckptstore.protocol.catalog import Uncommitted
 from ckptstore.protocol.log import Entry
 from ckptstore.protocol.verify import Verdict
-from ckptstore.store import Checkpoint, CheckpointStore, Key
+from ckptstore.store import CheckpointStore
 
 Document = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar, cast
 
@@ -36,11 +36,28 @@ def canonical_json(value: object, *, what: str = "This value", max_depth: int = 
         InvalidInputError: It holds something that is not JSON, a key that is not text, or text that UTF-8 cannot hold,
             or is nested too deeply; where is named.
     """
-    return dump_json(_plain(value, what, max_depth), what=what)
+    try:
+        return dump_json(_plain(value, max_depth), what=what)
+    except _Unwritable as found:
+        at = what + "".join(f"[{step!r}]" for step in reversed(found.steps))
+        at = f"{at[:_SHOWN]}…" if found.deep else at
+        raise InvalidInputError(
+            f"{at} {found.fault}, and cannot be recorded.",
+            hint="Pass None, bool, int, float, str, and lists and dicts of them with text for keys.",
+            at=at,
+        ) from None
 
 
-def _plain(value: object, at: str, depth_left: int) -> object:
-    """Return `value` with what JSON has not replaced; `at` says where it stands."""
+class _Unwritable(Exception):  # noqa: N818  (it does not leave this file)
+    """Something is not JSON. The way to it is gathered while it is raised, so that what is written costs no path."""
+
+    def __init__(self, fault: str, *, deep: bool = False) -> None:
+        self.fault, self.deep = fault, deep
+        self.steps: list[str | int] = []
+
+
+def _plain(value: object, depth_left: int) -> object:
+    """Return `value` with what JSON has not replaced."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, float):
@@ -51,24 +68,25 @@ def _plain(value: object, at: str, depth_left: int) -> object:
     if isinstance(value, str) and is_utf8(value):
         return value
     if depth_left < 0:
-        raise _unwritable(f"{at[:_SHOWN]}…", "is nested too deeply")
+        raise _Unwritable("is nested too deeply", deep=True)
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str) or not is_utf8(key):
-                raise _unwritable(at, f"has the key {key!r:.80}, which is no text")
-        return {key: _plain(inner, f"{at}[{key!r}]", depth_left - 1) for key, inner in value.items()}
+                raise _Unwritable(f"has the key {key!r:.80}, which is no text")
+        return dict(_plain_items(value.items(), depth_left - 1))
     if isinstance(value, list | tuple):
-        return [_plain(inner, f"{at}[{index}]", depth_left - 1) for index, inner in enumerate(value)]
+        return [inner for _, inner in _plain_items(enumerate(value), depth_left - 1)]
     known = "a number that is too large" if isinstance(value, int) else "text that UTF-8 cannot hold"
-    raise _unwritable(at, f"is {known if isinstance(value, int | str) else f'a {type(value).__name__}'}")
+    raise _Unwritable(f"is {known if isinstance(value, int | str) else f'a {type(value).__name__}'}")
 
 
-def _unwritable(at: str, fault: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"{at} {fault}, and cannot be recorded.",
-        hint="Pass None, bool, int, float, str, and lists and dicts of them with text for keys.",
-        at=at,
-    )
+def _plain_items(items: Iterable[tuple[Any, object]], depth_left: int) -> Iterator[tuple[Any, object]]:
+    for step, inner in items:
+        try:
+            yield step, _plain(inner, depth_left)
+        except _Unwritable as found:
+            found.steps.append(step)
+            raise
 
 
 def integer(value: object) -> int:
@@ -170,6 +188,8 @@ def read_fields(kind: type[_T], value: object, **special: Callable[[object], Any
     """
     given, found = table(value), {}
     for each in fields(cast("Any", kind)):  # a dataclass, which `type[_T]` cannot say
+        if not each.init:
+            continue
         if each.name not in given:
             if each.default is MISSING:
                 raise InvalidInputError(f"{each.name} is missing.")

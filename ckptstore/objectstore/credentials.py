@@ -122,17 +122,11 @@ def fill_from_botocore(options: S3Options) -> tuple[S3Options, Callable[[], S3Cr
 
     Raises:
         AccessDeniedError: There are no credentials anywhere.
+        InvalidInputError: The profile is not there, or `~/.aws` cannot be read.
     """
     session = None
     if options.profile or not options.region_name or not (options.key or options.anon):
-        import botocore.session  # noqa: PLC0415  (0.2 s that most processes need not spend)
-
-        session = botocore.session.Session(profile=options.profile)
-        options = replace(
-            options,
-            endpoint_url=options.endpoint_url or session.get_scoped_config().get("endpoint_url"),
-            region_name=options.region_name or session.get_config_variable("region") or DEFAULT_REGION,
-        )
+        session, options = _ask_botocore(options)
     if options.anon:
         return options, None
     if options.key:
@@ -143,7 +137,7 @@ def fill_from_botocore(options: S3Options) -> tuple[S3Options, Callable[[], S3Cr
             "expires_at": None,
         }
         return options, lambda: fixed
-    found = session.get_credentials() if session is not None else None
+    found = _credentials(session) if session is not None else None
     if found is None:
         raise AccessDeniedError(
             "There are no credentials for s3://.",
@@ -182,3 +176,35 @@ def _check_endpoint(endpoint: str) -> None:
         sound = False
     if not sound:  # it is not shown: it could hold credentials
         raise InvalidInputError("The endpoint is no plain http:// or https:// URL.", hint="Write https://host:port.")
+
+
+def _ask_botocore(options: S3Options) -> tuple[Any, S3Options]:
+    """Return botocore's session and `options` with what its configuration adds."""
+    import botocore.exceptions  # noqa: PLC0415  (0.2 s that most processes need not spend)
+    import botocore.session  # noqa: PLC0415  (the same)
+
+    try:
+        session = botocore.session.Session(profile=options.profile)
+        return session, replace(
+            options,
+            endpoint_url=options.endpoint_url or session.get_scoped_config().get("endpoint_url"),
+            region_name=options.region_name or session.get_config_variable("region") or DEFAULT_REGION,
+        )
+    except botocore.exceptions.BotoCoreError as error:
+        raise InvalidInputError(
+            f"botocore cannot use its configuration: {type(error).__name__}: {error}.",
+            hint="Run `aws configure list`, and correct the profile or AWS_PROFILE.",
+        ) from error
+
+
+def _credentials(session: Any) -> Any:
+    """Return what botocore finds, or None."""
+    import botocore.exceptions  # noqa: PLC0415  (loaded already)
+
+    try:
+        return session.get_credentials()
+    except botocore.exceptions.BotoCoreError as error:
+        raise AccessDeniedError(
+            f"botocore found no credentials: {type(error).__name__}: {error}.",
+            hint="Run `aws sts get-caller-identity`; log in again, or correct the profile.",
+        ) from error

@@ -2,7 +2,8 @@
 
 An object is written to a temporary in its own directory, synced, and then linked (create) or renamed (overwrite) to its
 name; then the directory is synced, and on a directory's first use every directory from it up to the run's root. A
-temporary that a killed process left behind is never listed and harms nothing.
+temporary that a killed process left behind is never listed or read; it takes its space until somebody removes it (it is
+called `.ckptstore-tmp-*`, and is nobody's once its process has ended).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 """The commit protocol; `PROTOCOL.md` is normative.
 
-Reading order: `log`, `fold`, `claim`, `attempt`, `commit`, `catalog`; then `reading`, `snapshot`, `parts`, `verify`.
+Reading order: `log`, `interrupts`, `capable`, `fold`, `claim`, `attempt`, `coverage`, `commit`, `catalog`; then
+`reading`, `snapshot`, `parts`, `verify`.
 """

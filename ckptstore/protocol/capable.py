@@ -1,17 +1,23 @@
-"""Whether a store can create only-if-absent: asked of it once per process and place, not configured."""
+"""Whether a store can be written to: asked of it once per process and place, not configured."""
 
 from __future__ import annotations
 
 from ckptstore.clock import IdSource
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.objectstore.probe import probe
+from ckptstore.objectstore.probe import probe_absence, probe_creation
 
-PROBED: set[tuple[str, str]] = set()
-"""Engine and URL of the stores that this process has found capable."""
+PROBED: set[tuple[str, ...]] = set()
+"""Engine and URL of the stores that this process has found capable; with `absence`, of that at least."""
 
 
-def require_capable(store: ObjectStore, ids: IdSource) -> None:
+def require_capable(store: ObjectStore, ids: IdSource, *, single_writer: bool = False) -> None:
     """Return if `store` can be written to safely.
+
+    Args:
+        store: Where.
+        ids: For the probe's own place.
+        single_writer: It is promised that one process at a time appends. Then creating once is not asked for; that an
+            absent key reads as absent no promise can replace.
 
     Raises:
         UnsupportedError: It cannot; what would be lost is said.
@@ -20,6 +26,11 @@ def require_capable(store: ObjectStore, ids: IdSource) -> None:
     If killed: small objects under `probe/`, which nobody reads.
     """
     place = (store.engine, store.url)
-    if place not in PROBED:
-        probe(store, ids=ids)
+    if place in PROBED:
+        return
+    if (*place, "absence") not in PROBED:
+        probe_absence(store, ids=ids)
+        PROBED.add((*place, "absence"))
+    if not single_writer:
+        probe_creation(store, ids=ids)
         PROBED.add(place)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckptstore.errors import InvalidInputError, NotFoundError, ResumeError, UncommittedError
-from ckptstore.format.codec import Part
 from ckptstore.format.layout import DATA_PREFIX, Stem, encode_name, parse_data_key
 from ckptstore.format.records import ABANDONED, QUARANTINED, Known, Pin, Restore, SetAside, Unpin
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
@@ -19,8 +18,9 @@ from ckptstore.options import TransferOptions
 from ckptstore.protocol.claim import check_who
 from ckptstore.protocol.fold import Committed, Fold
 from ckptstore.protocol.log import Entry, RunLog
-from ckptstore.protocol.parts import load_parts
 from ckptstore.protocol.verify import Level, Progress, Verdict, unwatched, verify, verify_kept
+
+Reason = Literal["quarantined", "abandoned"]
 
 LANES = 16
 MAX_SHOWN = 8
@@ -130,27 +130,24 @@ class Catalog:
         fold = self.log.refresh().whole()
         return fold.kept if include_set_aside else fold.selectable
 
-    def load_parts(self, store: ObjectStore, committed: Committed) -> list[Part]:
-        """Return the verified parts of a checkpoint, read through `store`. See `parts.load_parts`."""
-        return load_parts(store, committed)
-
     def verify(
         self,
         committed: Committed | None = None,
         *,
-        level: Level = "full",
+        level: Level | None = None,
         options: TransferOptions | None = None,
         progress: Progress = unwatched,
     ) -> Verdict:
-        """Verify the log, and a checkpoint as far as `level` says. See `verify.verify`."""
+        """Verify the log, and a checkpoint as far as `level` says: by default `full`. See `verify.verify`."""
         self.log.refresh()
+        level = level or ("chain" if committed is None else "full")
         return verify(self.log, committed, level, options or TransferOptions(), progress)
 
     def verify_kept(
         self, *, level: Level = "full", options: TransferOptions | None = None, progress: Progress = unwatched
     ) -> Iterator[Verdict]:
         """Verify the log, then all that is kept. See `verify.verify_kept`."""
-        self.log.refresh().whole()
+        self.log.refresh()
         return verify_kept(self.log, level, options or TransferOptions(), progress)
 
     def in_progress(self) -> list[Uncommitted]:
@@ -205,17 +202,21 @@ class Catalog:
 
         return self._append(decide)
 
-    def set_aside(
-        self, seqs: Iterable[int], *, reason: Literal["quarantined", "abandoned"], note: str = ""
-    ) -> Entry | None:
+    def set_aside(self, seqs: Iterable[int], *, reason: Reason, note: str = "") -> Entry | None:
         """Make checkpoints not selectable by default; nothing is deleted. None if they are set aside so already.
 
         Raises:
+            InvalidInputError: There is no such reason, or the note is too long.
             NotFoundError: One is not a kept checkpoint.
             CommitUnknownError: Whether they are set aside is not known. See `RunLog.append` for the rest.
 
         If killed: all of them are set aside or none.
         """
+        if reason not in (QUARANTINED, ABANDONED):
+            raise InvalidInputError(
+                f"{reason!r:.80} is no reason to set a checkpoint aside.",
+                hint=f"Use {QUARANTINED!r} (it is damaged) or {ABANDONED!r} (the run went back).",
+            )
         wanted = sorted(set(seqs))
         enough = {QUARANTINED} if reason == QUARANTINED else {QUARANTINED, ABANDONED}
 
@@ -260,7 +261,7 @@ class Catalog:
             if target.set_aside is not None:
                 raise InvalidInputError(
                     f"{_exact_name(target)} is set aside itself ({target.set_aside}).",
-                    hint="Restore it first, or go back to another one.",
+                    hint=f"Run `ckptstore restore URL {_exact_name(target)}` first, or go back to another one.",
                     seq=to,
                 )
             above = tuple(each.seq for each in fold.selectable if each.seq > to)

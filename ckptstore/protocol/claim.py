@@ -171,8 +171,10 @@ def claim(log: RunLog, incarnation: Incarnation, *, takeover: Takeover = "always
     before = log.fold.claim
     appended = log.append(decide)
     reign = log.fold.claim
-    if reign is None or reign.incarnation != incarnation.id:
-        raise incarnation.fence(reign) if reign else AssertionError("a claim was appended and is not there")
+    if reign is None:
+        raise AssertionError("a claim was appended and is not there")
+    if reign.incarnation != incarnation.id:  # it was another thread's turn since
+        raise incarnation.fence(reign)
     incarnation.reigns_as(reign.term)
     if appended is not None:
         over = before.job if before else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from blake3 import blake3
 
@@ -72,6 +72,13 @@ class Committed:
     pins: tuple[Pinned, ...] = ()
     verified: str | None = None
     proved: str | None = None
+    _encoded: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def encode(self) -> bytes:
+        """Return its value in the canonical fold. Made once: every 64th record has the hash of all of them."""
+        if not self._encoded:
+            self._encoded.append(canonical_json(_committed_value(self)))
+        return self._encoded[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +200,12 @@ class Fold:
             format=self.stopped.format,
         )
 
-    def canonical(self) -> dict[str, Any]:
-        """Return the canonical fold, whose BLAKE3 stands in every 64th record.
+    def encode(self) -> bytes:
+        """Return the canonical fold's bytes: what stands under `state/`, and whose BLAKE3 stands in every 64th record.
 
         A release that folds a record which version 1 must not pass over writes a higher `format` here.
         """
-        return {
+        rest = {
             "format": FORMAT,
             "run": self.run,
             "run_blake3": self.run_blake3,
@@ -207,14 +214,12 @@ class Fold:
             "claim": asdict(self.claim) if self.claim else None,
             "reigns": dict(self.reigns),
             "tip": asdict(self.tip) if self.tip else None,
-            "commits": [_committed_value(committed) for committed in self.kept],
             "retired": {str(seq): prefix for seq, prefix in self.retired.items()},
             "ever_committed": self.ever_committed,
         }
-
-    def encode(self) -> bytes:
-        """Return the canonical fold's bytes: what stands under `state/`."""
-        return canonical_json(self.canonical()) + b"\n"
+        values = {name: canonical_json(value) for name, value in rest.items()}
+        values["commits"] = b"[%s]" % b",".join(committed.encode() for committed in self.kept)
+        return b"{%s}\n" % b",".join(b'"%s":%s' % (name.encode(), values[name]) for name in sorted(values))
 
 
 def fold_blake3(fold: Fold) -> str:
@@ -227,6 +232,26 @@ def apply(fold: Fold, envelope: Envelope, record: Record, digest: str) -> Fold:
 
     Raises:
         IntegrityError: The record does not link to the one before, or carries the hash of another fold (I1, I2).
+    """
+    return apply_to_own(own(fold), envelope, record, digest)
+
+
+def own(fold: Fold) -> Fold:
+    """Return the same fold, with tables that nobody else has: `apply_to_own` may change them."""
+    return replace(fold, commits=dict(fold.commits), reigns=dict(fold.reigns), retired=dict(fold.retired))
+
+
+def apply_to_own(fold: Fold, envelope: Envelope, record: Record, digest: str) -> Fold:
+    """Do what `apply` does, with the tables of `fold` itself, so that a long log costs no copy of them per record.
+
+    Args:
+        fold: From `own` or from here, and of no use to anybody afterwards, whether this returns or raises.
+        envelope: Of the record.
+        record: The record.
+        digest: Its BLAKE3.
+
+    Raises:
+        IntegrityError: See `apply`.
     """
     _check_link(fold, envelope)
     if isinstance(record, Unknown):
@@ -295,28 +320,27 @@ def _not_kept(fold: Fold, seqs: tuple[int, ...]) -> str | None:
 
 def _with(fold: Fold, envelope: Envelope, record: Known, digest: str) -> Fold:
     seq, at = envelope.seq, envelope.written_at
+    commits = cast("dict[int, Committed]", fold.commits)  # its own: see `apply_to_own`
+    reigns, retired = cast("dict[str, int]", fold.reigns), cast("dict[int, str]", fold.retired)
     match record:
         case Claim():
+            reigns[record.incarnation] = record.term
             reign = Reign(seq, record.term, record.incarnation, record.job, record.host, at)
-            reigns = {**fold.reigns, record.incarnation: record.term}
-            return replace(fold, claim=reign, reigns=reigns, tip=None)
+            return replace(fold, claim=reign, tip=None)
         case Commit():
-            commits = {**fold.commits, seq: Committed(seq, digest, at, record)}
+            commits[seq] = Committed(seq, digest, at, record)
             tip = Tip(seq, record.attempt, record.prefix)
-            return replace(fold, commits=commits, tip=tip, ever_committed=fold.ever_committed + 1)
+            return replace(fold, tip=tip, ever_committed=fold.ever_committed + 1)
         case Retire():
-            gone = {target: fold.commits[target].commit.prefix for target in record.seqs}
-            commits = {target: kept for target, kept in fold.commits.items() if target not in gone}
-            return replace(fold, commits=commits, retired={**fold.retired, **gone})
+            retired.update({target: commits.pop(target).commit.prefix for target in set(record.seqs)})
         case Collected():
-            retired = {target: prefix for target, prefix in fold.retired.items() if target not in record.seqs}
-            return replace(fold, retired=retired)
+            for target in set(record.seqs):
+                del retired[target]
         case SetAside() | Restore():
-            commits = {**fold.commits, **{target: _marked(fold.commits[target], record) for target in record.seqs}}
-            return replace(fold, commits=commits)
+            commits.update({target: _marked(commits[target], record) for target in record.seqs})
         case Pin() | Unpin() | Verified() | Proved():
-            marked = _marked(fold.commits[record.target], record)
-            return replace(fold, commits={**fold.commits, record.target: marked})
+            commits[record.target] = _marked(commits[record.target], record)
+    return fold
 
 
 def _marked(committed: Committed, record: SetAside | Restore | Pin | Unpin | Verified | Proved) -> Committed:

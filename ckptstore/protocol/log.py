@@ -38,6 +38,7 @@ from ckptstore.protocol.capable import require_capable
 from ckptstore.protocol.fold import Fold, apply, fold_blake3
 from ckptstore.protocol.interrupts import decided
 from ckptstore.protocol.reading import advance, get_if_there, no_run, open_fold, slots_between
+from ckptstore.protocol.snapshot import MAX_STATE_BYTES
 
 MAX_PAUSE_SECONDS = 5.0
 
@@ -178,6 +179,7 @@ class RunLog:
         Raises:
             IntegrityError: The log is damaged.
             UnsupportedError: A later release wrote `run.json`.
+            CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
         """
         log = cls(
             store,
@@ -205,6 +207,7 @@ class RunLog:
             UnsupportedError: The store does not create only-if-absent; writing there could lose checkpoints.
             OutcomeUnknownError: Whether `run.json` was created is not known.
             IntegrityError: The log is damaged.
+            CkptStoreError: The store could not be read or asked: `UnavailableError`, `AccessDeniedError`, ...
 
         If killed: perhaps `run.json`; it says nothing but that the run exists. Perhaps keys under `probe/`.
         """
@@ -228,6 +231,8 @@ class RunLog:
 
         Raises:
             IntegrityError: The log is damaged.
+            UnsupportedError: A later release wrote `run.json`; of a later record the fold tells: see `Fold.whole`.
+            CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
         """
         with self._lock:
             if self.run is None:
@@ -240,14 +245,15 @@ class RunLog:
                 self._take(advance(self.store, self._fold, self.clock))
             return self._fold
 
-    def records(self, *, start: int = 0) -> Iterator[Entry]:
-        """Yield every record from slot `start` to the end of what was read, and nothing from a hint.
+    def records(self, *, start: int = 0, end: int | None = None) -> Iterator[Entry]:
+        """Yield every record from slot `start` to `end`, by default that of what was read, and nothing from a hint.
 
         Raises:
             IntegrityError: One is damaged or missing.
+            CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
         """
         fold = self._fold
-        for seq, body in slots_between(self.store, self.clock, start, fold.end):
+        for seq, body in slots_between(self.store, self.clock, start, fold.end if end is None else end):
             yield Entry(seq, *decode_record(body, seq=seq, run=fold.run), body)
 
     def append(
@@ -329,8 +335,14 @@ class RunLog:
             self.refresh()
             return None
         if seq % FOLD_EVERY == 0 and seq > 0:
-            self.write_hint(state_key(seq), below.encode())
+            self._write_state(seq, below.encode())
         return Entry(seq, *found, holder)
+
+    def _write_state(self, seq: int, body: bytes) -> None:
+        if len(body) <= MAX_STATE_BYTES:
+            self.write_hint(state_key(seq), body)
+        else:  # nobody would read it
+            tell(self.observer, HintFailed(key=state_key(seq), reason=f"{len(body)} bytes, {MAX_STATE_BYTES} allowed"))
 
     def write_hint(self, key: str, body: bytes) -> None:
         """Write a hint, best effort: an observer hears of a failure, nobody else (I10).
@@ -348,6 +360,7 @@ class RunLog:
         Raises:
             UnsupportedError: The store does not create only-if-absent.
             OutcomeUnknownError: Whether it was created is not known.
+            CkptStoreError: The store refused, and it did not happen: `UnavailableError`, `AccessDeniedError`, ...
 
         If killed: perhaps `run.json`; it says nothing but that the run exists.
         """
@@ -363,8 +376,7 @@ class RunLog:
         self.refresh()  # whoever was first: adopt it
 
     def _require_capable(self) -> None:
-        if not self.options.assume_single_writer:
-            require_capable(self.store, self.ids)
+        require_capable(self.store, self.ids, single_writer=self.options.assume_single_writer)
 
     def _take(self, fold: Fold) -> None:
         seen = self._fold.end

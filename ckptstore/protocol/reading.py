@@ -21,7 +21,7 @@ from ckptstore.format.records import (
     decode_run,
 )
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.protocol.fold import Fold, apply
+from ckptstore.protocol.fold import Fold, apply, apply_to_own
 from ckptstore.protocol.snapshot import MAX_STATE_BYTES, fold_from_state
 
 READS_IN_FLIGHT = 8
@@ -65,9 +65,8 @@ def open_fold(store: ObjectStore, clock: Clock) -> Opened:
         IntegrityError: A slot is damaged or missing, or there are slots and no `run.json`.
         UnsupportedError: `run.json` is of a later release.
     """
-    body = get_if_there(store, RUN_KEY, max_bytes=MAX_HINT_BYTES)
+    body = _run_file(store)
     if body is None:
-        _refuse_log_without_run(store)
         return Opened(no_run(), None)
     run, digest = read_run(store, body), blake3(body).hexdigest()
     hinted = _hinted_seq(store)
@@ -113,7 +112,7 @@ def advance(store: ObjectStore, fold: Fold, clock: Clock, *, known_end: int = 0)
     Raises:
         IntegrityError: A slot is damaged, or absent below one that is there: a hole.
     """
-    ahead = 1
+    ahead, start = 1, fold
     while fold.stopped is None:
         slots = range(fold.end, min(max(known_end, fold.end + ahead), fold.end + _SPAN))
         found = dict(zip(slots, read_slots(store, slots), strict=True))
@@ -122,7 +121,8 @@ def advance(store: ObjectStore, fold: Fold, clock: Clock, *, known_end: int = 0)
             there = _reread(store, clock, seq) if body is None and seq < dense_below else body
             if there is None:
                 return fold
-            fold = apply(fold, *decode_record(there, seq=seq, run=fold.run))
+            put = apply if fold is start else apply_to_own  # the first copies the tables, and leaves `start` as it is
+            fold = put(fold, *decode_record(there, seq=seq, run=fold.run))
             if fold.stopped is not None:
                 return fold
         ahead = min(2 * ahead, READS_IN_FLIGHT)
@@ -169,16 +169,24 @@ def _reread(store: ObjectStore, clock: Clock, seq: int) -> bytes:
     )
 
 
-def _refuse_log_without_run(store: ObjectStore) -> None:
-    for info in store.list(LOG_PREFIX):
-        if parse_slot(info.key) is not None:
-            raise IntegrityError(
-                f"{info.key} is there, {RUN_KEY} is not: this is a damaged run, not a new one. Nothing was written.",
-                hint=f"Restore {RUN_KEY} from a backup or an earlier version of it.",
-                key=RUN_KEY,
-                expected=RUN_KEY,
-                found=None,
-            )
+def _run_file(store: ObjectStore) -> bytes | None:
+    """Return `run.json`, or None if there is no run; slots without it are damage, never a new run."""
+    body = get_if_there(store, RUN_KEY, max_bytes=MAX_HINT_BYTES)
+    if body is not None:
+        return body
+    slot = next((info.key for info in store.list(LOG_PREFIX) if parse_slot(info.key) is not None), None)
+    if slot is None:
+        return None
+    body = get_if_there(store, RUN_KEY, max_bytes=MAX_HINT_BYTES)  # the run may have begun between the two looks
+    if body is None:
+        raise IntegrityError(
+            f"{slot} is there, {RUN_KEY} is not: this is a damaged run, not a new one. Nothing was written.",
+            hint=f"Restore {RUN_KEY} from a backup or an earlier version of it.",
+            key=RUN_KEY,
+            expected=RUN_KEY,
+            found=None,
+        )
+    return body
 
 
 def _hinted_seq(store: ObjectStore) -> int | None:

@@ -15,7 +15,7 @@ from ckptstore.format.records import LEVELS, MAX_RECORD_BYTES, decode_record
 from ckptstore.format.shard import Shard, StoredShard
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 from ckptstore.options import TransferOptions
-from ckptstore.protocol.fold import Committed, Fold, apply
+from ckptstore.protocol.fold import Committed, Fold, apply_to_own
 from ckptstore.protocol.log import Entry, RunLog
 from ckptstore.protocol.parts import load_parts
 from ckptstore.protocol.reading import get_if_there, read_run
@@ -80,10 +80,12 @@ def verify(
 
     Raises:
         InvalidInputError: There is no such level, or a checkpoint is needed for it.
+        UnsupportedError: The log links as far as it was read, and a later release wrote more; that is no verdict.
         CkptStoreError: The store could not be read; that is no verdict.
     """
-    if level not in LEVELS or (committed is None and level != "chain"):
-        raise InvalidInputError(f"{level!r} is not one of {LEVELS}, or needs a checkpoint.", hint="Use level='full'.")
+    _check_level(level)
+    if committed is None and level != "chain":
+        raise InvalidInputError(f"Level {level!r} needs a checkpoint.", hint="Name one, or use level='chain'.")
     findings = _chain_findings(log)
     if committed is None or level == "chain":
         return Verdict(level, committed.seq if committed else None, tuple(findings))
@@ -94,17 +96,28 @@ def verify(
 def verify_kept(
     log: RunLog, level: Level, options: TransferOptions, progress: Progress = unwatched
 ) -> Iterator[Verdict]:
-    """Yield a verdict on the log and then, above level `chain`, one on the data of each kept checkpoint, newest first.
+    """Return a verdict on the log and then, above level `chain`, one on the data of each kept checkpoint, newest first.
+
+    Each is made when it is asked for.
 
     Raises:
         InvalidInputError: There is no such level.
+        UnsupportedError: With the first verdict: see `verify`.
         CkptStoreError: The store could not be read; that is no verdict.
     """
-    yield verify(log, None, "chain", options)
+    _check_level(level)
+
+    def verdicts() -> Iterator[Verdict]:
+        yield verify(log, None, "chain", options)
+        for committed in reversed(log.fold.kept if level != "chain" else []):
+            yield _verify_data(log, committed, level, options, progress)
+
+    return verdicts()
+
+
+def _check_level(level: str) -> None:
     if level not in LEVELS:
         raise InvalidInputError(f"{level!r} is not one of {LEVELS}.", hint="Use level='full'.")
-    for committed in reversed(log.fold.kept if level != "chain" else []):
-        yield _verify_data(log, committed, level, options, progress)
 
 
 def _verify_data(
@@ -114,40 +127,43 @@ def _verify_data(
         shards = [stored for part in load_parts(log.store, committed) for stored in part.shards]
     except IntegrityError as error:
         return Verdict(level, committed.seq, (_finding("exists", committed.commit.prefix, error),))
-    findings: list[Finding] = []
-    gone: set[str] = set()
     listed = _listed(log, shards)
-    for stored in shards:
-        found = _compare(level, stored.shard, listed.get(stored.shard.path))
-        gone |= {each.key for each in found if each.kind != "rewritten"}
-        findings += found
-    read, total = 0, sum(stored.shard.size for stored in shards if stored.shard.path not in gone)
-    for stored in (each for each in shards if level == "full" and each.shard.path not in gone):
+    findings = [found for stored in shards for found in _compare(level, stored.shard, listed.get(stored.shard.path))]
+    if level != "full":
+        return Verdict(level, committed.seq, tuple(findings))
+    gone = {each.key for each in findings if each.kind != "rewritten"}
+    there = [stored for stored in shards if stored.shard.path not in gone]
+    read, total, right = 0, sum(stored.shard.size for stored in there), set()
+    for stored in there:
         try:
             read += verify_shard(log.store, stored, options=options)
+            right.add(stored.shard.path)
         except IntegrityError as error:
             findings.append(_finding("full", stored.shard.path, error))
         progress(read, total)
-    return Verdict(level, committed.seq, tuple(findings), read)
+    # A shard that was rewritten with the very same bytes, by a copy of the bucket, say, is what was written.
+    return Verdict(level, committed.seq, tuple(each for each in findings if each.key not in right), read)
 
 
 def check_chain(log: RunLog) -> None:
-    """Read every record from slot 0 on, without hints, and fold it.
+    """Read every record from slot 0 on, without hints, up to where the log was read to, and fold it.
 
     Raises:
         IntegrityError: One is missing, damaged or does not link, or all together say something else than the open log.
+        UnsupportedError: A later release wrote a record that must not be passed over: what follows was not read.
     """
     known = log.fold
     _check_run(log.store, known)
     fold = Fold(run=known.run, run_blake3=known.run_blake3, last=known.run_blake3)
-    for entry in log.records():
-        fold = apply(fold, entry.envelope, entry.record, entry.blake3)
+    for entry in log.records(end=known.end):  # another thread may append meanwhile
+        fold = apply_to_own(fold, entry.envelope, entry.record, entry.blake3)
     if fold.encode() != known.encode():
         raise IntegrityError(
             "The log's records say something else together than the open log: a hint was believed, or slots changed.",
             hint="Open the run again.",
             key=RUN_KEY,
         )
+    known.whole()
 
 
 def _check_run(store: ObjectStore, known: Fold) -> None:
@@ -173,7 +189,7 @@ def readable_records(store: ObjectStore) -> Iterator[Entry]:
         fold = Fold(run=run.run, run_blake3=digest, last=digest)
         while (body := get_if_there(store, slot_key(fold.end), max_bytes=MAX_RECORD_BYTES)) is not None:
             entry = Entry(fold.end, *decode_record(body, seq=fold.end, run=fold.run), body)
-            fold = apply(fold, entry.envelope, entry.record, entry.blake3)
+            fold = apply_to_own(fold, entry.envelope, entry.record, entry.blake3)
             yield entry
             if fold.stopped is not None:
                 return

@@ -310,7 +310,7 @@ def play(story: Story, world: World, *, what: str) -> Iterator[str]:
 
 def calls_of(story: Story, make_store: Callable[[], ObjectStore], options: LogOptions | None = None) -> list[Call]:
     """Return the calls that the victim makes if nothing happens to it."""
-    RunLog.create(make_store())  # the store is probed once per process: not in some plays only
+    RunLog.create(make_store(), options=options)  # the store is probed once per process: not in some plays only
     world = World(make_store(), lambda world: FaultyStore(world.store, lambda _: None), options=options)
     for _ in story(world):
         pass

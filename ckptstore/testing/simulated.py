@@ -16,6 +16,7 @@ from ckptstore.protocol.claim import Incarnation
 from ckptstore.protocol.commit import commit
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.parts import load_parts
 from ckptstore.transfer.upload import upload_shard
 
 ROWS = 4
@@ -94,7 +95,7 @@ def load(catalog: Catalog, committed: Committed) -> npt.NDArray[np.float32]:
     store = catalog.log.store
     stored: list[tuple[str, StoredItem]] = [
         (shard.shard.path, item)
-        for part in catalog.load_parts(store, committed)
+        for part in load_parts(store, committed)
         for shard in part.shards
         for item in shard.items
     ]

@@ -1,4 +1,4 @@
-"""`rollback`, `pin`, `unpin`."""
+"""`rollback`, `restore`, `pin`, `unpin`."""
 
 from __future__ import annotations
 
@@ -55,6 +55,28 @@ def test_what_is_set_aside_itself_cannot_be_gone_back_to(ckptstore, three):
     assert ckptstore("latest", three.url).out == "step-30@3\n"
 
 
+def test_a_roll_back_is_undone_one_by_one(ckptstore, three):
+    ckptstore("rollback", three.url, "step-10", "--yes")
+    ended = ckptstore("restore", three.url, "step-30@3")
+    assert (ended.code, ended.out) == (0, "step-30@3 may be selected again; it was abandoned.\n")
+    assert ckptstore("latest", three.url).out == "step-30@3\n"
+    ended = ckptstore("restore", three.url, "step-30@3")
+    assert (ended.code, ended.out) == (0, "step-30@3 was not set aside; nothing was changed.\n")
+    found = ckptstore("restore", three.url, "step-20@2", "--json").json
+    assert (found["changed"], found["checkpoint"]["seq"], found["checkpoint"]["set_aside"]) == (True, 2, None)
+    assert ckptstore("restore", three.url, "step-20@2", "--json").json["changed"] is False
+    assert len(list(CheckpointStore.open(three.url).records())) == 7
+
+
+@pytest.mark.parametrize("name", ["step-30", "step-30@2", "step-99@99"])
+def test_what_is_restored_is_named_exactly(ckptstore, three, name):
+    ckptstore("rollback", three.url, "step-10", "--yes")
+    ended = ckptstore("restore", three.url, name, "--json")
+    assert (ended.code, ended.json["error"]) == (3, "not_found")
+    assert ("step-30@3" in ended.json["message"]) is (name == "step-30")
+    assert ckptstore("latest", three.url).out == "step-10@1\n"
+
+
 def test_pins_come_and_go_and_say_whether_they_are_news(ckptstore, three):
     pin = ["pin", three.url, "step-20", "--holder", "eval", "--reason", "nightly"]
     ended = ckptstore(*pin)
@@ -74,6 +96,7 @@ def test_nothing_is_claimed_by_a_tool(ckptstore, three):  # I15
     before = CheckpointStore.open(three.url).reign
     ckptstore("pin", three.url, "step-20", "--holder", "eval")
     ckptstore("rollback", three.url, "step-10", "--yes")
+    ckptstore("restore", three.url, "step-30@3")
     assert CheckpointStore.open(three.url).reign == before
     three.save("step-40", step=40)
 

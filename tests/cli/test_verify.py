@@ -86,6 +86,27 @@ def test_a_damaged_or_missing_part_is_found(ckptstore, run):
     assert ended.code == 1
 
 
+def test_what_the_store_calls_other_bytes_is_rewritten_and_level_full_decides(ckptstore, make_run, tmp_path):  # I13
+    run = make_run(f"memory://{tmp_path.name}")  # its ETags are hashes
+    key = run.save("a").commit.stem.shard_key(0)
+    run.flip(key, 20)
+    ended = ckptstore("verify", run.url, "--level", "etag")
+    assert (ended.code, "REWRITTEN a@1" in ended.out, "DAMAGED" in ended.out) == (1, True, False)
+    ended = ckptstore("verify", run.url, "--level", "full")
+    assert (ended.code, "DAMAGED  a@1" in ended.out) == (1, True)
+    run.flip(key, 20)
+    assert ckptstore("verify", run.url, "--level", "etag").code == 0
+
+
+@pytest.mark.parametrize("more", [["a@1"], ["--all"], ["--level", "chain"]], ids=" ".join)
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_log_that_a_newer_version_wrote_to_is_never_called_fine(ckptstore, run, level, more):
+    run.save("a")
+    run.append_foreign(kind="MERGE", format=2)
+    ended = ckptstore("verify", run.url, "--level", level, *more, "--json")
+    assert (ended.code, ended.json["error"]) == (6, "unsupported")
+
+
 def test_one_damaged_checkpoint_of_many_is_the_only_one_called_so(ckptstore, run):
     for name in "abc":
         run.save(name)

@@ -383,6 +383,17 @@ def test_what_was_said_wins_over_every_variable(scripted, monkeypatch, no_aws):
     assert "x-amz-security-token" not in headers
 
 
+@pytest.mark.parametrize("given", [{"profile": "typo"}, {}], ids=["option", "environment"])
+def test_a_profile_that_does_not_exist_is_bad_input_and_no_outage(scripted, no_aws, monkeypatch, given):
+    if not given:
+        monkeypatch.setenv("AWS_PROFILE", "typo")
+    store = open_store("s3://bucket/run", storage_options={**given, "endpoint_url": scripted.options["endpoint_url"]})
+    for call in CALLS.values():
+        with pytest.raises(InvalidInputError, match="typo") as raised:
+            call(store)
+        assert "aws configure list" in raised.value.hint
+
+
 def test_a_profile_is_found(scripted, no_aws):
     (no_aws / "credentials").write_text(f"[team]\naws_access_key_id=of-the-team\naws_secret_access_key={HUSH}\n")
     (no_aws / "config").write_text("[profile team]\nregion=eu-central-1\n")

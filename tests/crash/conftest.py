@@ -3,16 +3,15 @@ from pathlib import Path
 
 import pytest
 
-for folder in (Path(__file__).parent, Path(__file__).parents[1] / "dcp"):  # for `jobs` and `ranks`, in every process
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-from jobs import FilePlace, S3Place
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for `jobs`, here and in the processes that a job starts
 
 
 @pytest.fixture
 def place(request, tmp_path):
     """A run's root that nobody else uses, on the engine that the test asks for."""
+    from jobs import FilePlace, S3Place  # noqa: PLC0415  (torch is for those who ask for it)
+
     if request.param == "file":
         return FilePlace(tmp_path / "run")
     return S3Place(request.getfixturevalue("s3_url"), request.getfixturevalue("seaweedfs"))
@@ -20,6 +19,6 @@ def place(request, tmp_path):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if Path(__file__).parent in item.path.parents and "place" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("jobs"))  # one server, one forkserver
+        if HERE in item.path.parents and "place" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # one server and one forkserver for all of them
             item.add_marker(pytest.mark.servers)

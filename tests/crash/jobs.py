@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 
 import numpy as np
@@ -21,16 +20,16 @@ SMALL = 6_000
 MARKS = 10**9
 
 
-def job():
+def job(*, group_seconds=60):
     """Return the processes of a job that starts now, killed at the end of the `with`."""
-    return contextlib.closing(Gang())
+    return contextlib.closing(Gang(group_seconds=group_seconds))
 
 
 class FilePlace:
     """A root in the file system."""
 
     def __init__(self, path):
-        self.url, self.environment, self._path = str(path), {}, path
+        self.url, self._path = str(path), path
 
     def unfinished(self):
         """Return whose shards are under way: each rank's lie in a lane of its own."""
@@ -42,24 +41,13 @@ class S3Place:
     """A root in the server's bucket."""
 
     def __init__(self, url, server):
-        self.url, self.environment, self._server = url, dict(server.environment), server
+        self.url, self._server = url, server
 
     def unfinished(self):
         """Return the ranks whose shards are under way: their uploads in parts are open."""
         prefix = self.url.removeprefix(f"s3://{self._server.bucket}/")
         found = self._server.client().list_multipart_uploads(Bucket=self._server.bucket, Prefix=prefix)
         return [int(re.search(r"/rank-(\d+)\.", each["Key"])[1]) for each in found.get("Uploads", [])]
-
-
-def at(place):
-    """Let this process find the place's server."""
-    os.environ.update(place["environment"])
-    return place["url"]
-
-
-def carried(place):
-    """Return of a place what goes to other processes."""
-    return {"url": place.url, "environment": place.environment}
 
 
 def values(mark, rows):
@@ -86,9 +74,9 @@ def loaded(url, rows=SMALL, **which):
     return mark
 
 
-def read(place):
+def read(url):
     """Return what a reader finds, newest first, each verified at level full and compared bit by bit (I11)."""
-    store = CheckpointStore.open(at(place))
+    store = CheckpointStore.open(url)
     found = []
     for checkpoint in store.checkpoints():
         verdict = store.verify(checkpoint, level="full")
@@ -107,7 +95,7 @@ def read(place):
 def read_afresh(place):
     """Return what `read` finds in a process that was never there before."""
     with job() as reader:
-        return reader.values(1, read, carried(place))[0]
+        return reader.values(1, read, place.url)[0]
 
 
 def history(place):

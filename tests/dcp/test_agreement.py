@@ -20,12 +20,14 @@ from ckptstore.errors import (
     FencedError,
     IntegrityError,
     InvalidInputError,
+    NotFoundError,
     UnavailableError,
     UnsupportedError,
 )
 from ckptstore.events import UploadBegan
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
+from ckptstore.protocol.log import RunLog
 from storage_writers import agreement
 from storage_writers.ranks import Peers
 
@@ -214,6 +216,41 @@ def test_ranks_that_chose_different_checkpoints_load_none(gang, tmp_path):
     for error, untouched in gang.values(2, load_a_mixture, str(tmp_path)):
         assert isinstance(error, DisagreementError)
         assert untouched
+
+
+def load_from_where_nothing_is(url, known_to):
+    """Load from `url`, and on the ranks that do not know of it from elsewhere."""
+    target = {"x": torch.zeros(3)}
+    root = url if dist.get_rank() in known_to else f"{url}/nowhere"
+    error, _ = caught(lambda: sw.load(target, storage_reader=sw.CkptStoreReader(root)))
+    return error, target["x"].any().item()
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["no run", "a run without a checkpoint"])
+def test_all_ranks_learn_alike_that_nothing_is_committed(gang, tmp_path, begun):
+    """So a job may begin anew when it catches NotFoundError, and no rank goes another way."""
+    if begun:
+        RunLog.create(open_store(str(tmp_path)))
+    for error, touched in gang.values(3, load_from_where_nothing_is, str(tmp_path), [0, 1, 2]):
+        assert isinstance(error, NotFoundError)
+        assert error.facts["rank"] == 0
+        assert not touched
+
+
+def load_where_one_sees_more(url):
+    if dist.get_rank() == 0:
+        writer = sw.CkptStoreWriter(url, allow_one_rank=True)
+        sw.save({"x": torch.ones(3)}, checkpoint_id="a", storage_writer=writer, no_dist=True)
+    dist.barrier()
+    return load_from_where_nothing_is(url, [0])
+
+
+def test_one_rank_that_sees_nothing_stops_all_from_loading(gang, tmp_path):
+    """I12."""
+    for error, touched in gang.values(2, load_where_one_sees_more, str(tmp_path)):
+        assert isinstance(error, NotFoundError)
+        assert error.facts["rank"] == 1
+        assert not touched
 
 
 def save_without_dist(url, *, allow=False):

@@ -9,9 +9,18 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from states import same
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import storage_writers as sw
-from ckptstore.errors import FencedError, StalledError, SupersededError, UnavailableError, UnsafePickleError
+from ckptstore.errors import (
+    CkptStoreError,
+    FencedError,
+    InvalidInputError,
+    StalledError,
+    SupersededError,
+    UnavailableError,
+    UnsafePickleError,
+)
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.protocol.log import RunLog
@@ -122,6 +131,44 @@ def test_each_save_records_its_own_description_though_the_next_is_described_mean
         ("step-1", ("first",)),
         ("step-2", ("second",)),
     ]
+
+
+def test_dcps_own_async_save_records_what_was_described_before_it_however_late_it_begins(url):
+    writer = sw.CkptStoreWriter(url)
+    futures = []
+    for step in range(1, 13):
+        writer.describe(global_step=step)
+        futures.append(dcp.async_save({"w": torch.ones(1)}, checkpoint_id=f"s{step}", storage_writer=writer))
+        writer.describe(global_step=100 + step)
+        if step % 2:
+            futures.pop().result(30)
+    for future in futures:  # of two that are under way at once the later may commit first
+        assert future.exception(30) is None or isinstance(sw.cause(future.exception()), SupersededError)
+    kept = RunLog.open(open_store(url)).fold.kept
+    assert [each.commit.checkpoint_id for each in kept] == [f"s{each.commit.global_step}" for each in kept]
+    assert len(kept) >= 6
+
+
+def test_what_was_described_goes_with_the_writer_to_the_process_that_saves(url):
+    """DCP stages on the thread that calls, and sends the writer from another one."""
+    writer, sent = sw.CkptStoreWriter(url), []
+    writer.describe(global_step=4)
+    writer.stage({"w": torch.ones(1)})
+    thread = threading.Thread(target=lambda: sent.append(pickle.dumps(writer)))
+    thread.start()
+    thread.join(20)
+    sw.save({"w": torch.ones(1)}, storage_writer=pickle.loads(sent[0]))  # noqa: S301  (our own)
+    assert commits(url) == ["step-4"]
+
+
+def test_a_description_that_a_stager_of_the_users_leaves_behind_is_not_guessed_at(url):
+    writer = sw.CkptStoreWriter(url)
+    writer.describe(global_step=1)
+    stager = DefaultStager(StagingOptions(*[False] * 4))
+    future = dcp.async_save({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=writer, async_stager=stager)
+    assert isinstance(future.exception(30), InvalidInputError)
+    assert "thread" in str(future.exception())
+    assert not list(open_store(url).list("log/"))
 
 
 def test_dcps_own_sync_save_may_run_while_the_writer_saves_in_the_background(url):
@@ -239,3 +286,56 @@ def test_a_background_failure_of_one_rank_reaches_all(gang, tmp_path):
         assert isinstance(error, UnavailableError)
         assert error.facts["rank"] == 1
     assert commits(str(tmp_path)) == []
+
+
+def fail_and_go_on(url, who_asks, seconds):
+    """Save in the background, which fails on rank 1; some ranks ask; then save again. Return what that raised."""
+    store = Gated(url)
+    store.gate.set()
+    store.failure = UnavailableError("no route") if dist.get_rank() == 1 else None
+    state = {f"x{rank}": torch.ones(1000) for rank in range(dist.get_world_size())}
+    writer = sw.CkptStoreWriter(store, agree_timeout_seconds=seconds)
+    future = sw.async_save(state, checkpoint_id="a", storage_writer=writer)
+    if dist.get_rank() in who_asks:
+        assert isinstance(future.exception(60), UnavailableError)
+    while not future.done():
+        time.sleep(0.01)
+    store.failure = None
+    errors, began = [], time.monotonic()
+    for name in ("b", "c"):
+        try:
+            sw.save(state, checkpoint_id=name, storage_writer=writer)
+        except UnavailableError as error:
+            errors.append(error)
+    return errors, time.monotonic() - began
+
+
+@pytest.mark.parametrize("who_asks", [[0], [1], [0, 1, 2], []], ids=str)
+def test_a_failure_is_raised_on_all_ranks_if_nobody_asked_and_else_on_none(gang, tmp_path, who_asks):
+    for errors, seconds in gang.values(3, fail_and_go_on, str(tmp_path), who_asks, 30):
+        assert [error.facts["rank"] for error in errors] == ([] if who_asks else [1])
+        assert seconds < 15
+    assert commits(str(tmp_path)) == (["b", "c"] if who_asks else ["c"])
+
+
+def one_cannot_stage(url):
+    """Begin a background save that rank 1 has no memory for; then save on all."""
+    writer = sw.CkptStoreWriter(url, agree_timeout_seconds=2)
+    errors = []
+
+    class Large:
+        def __deepcopy__(self, memo):
+            raise MemoryError("no memory")
+
+    whole = {"w": torch.ones(10)}
+    for call, state in ((sw.async_save, whole | {"v": Large()} if dist.get_rank() == 1 else whole), (sw.save, whole)):
+        try:
+            call(state, checkpoint_id="a", storage_writer=writer)
+        except (MemoryError, CkptStoreError) as error:
+            errors.append(type(error).__name__)
+    return errors
+
+
+def test_a_rank_that_could_not_stage_has_been_told_and_the_next_save_works(gang, tmp_path):
+    assert gang.values(2, one_cannot_stage, str(tmp_path)) == [[], ["MemoryError"]]
+    assert commits(str(tmp_path)) == ["a"]

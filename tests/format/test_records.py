@@ -10,6 +10,7 @@ import pytest
 from blake3 import blake3
 
 from ckptstore.errors import IntegrityError, InvalidInputError
+from ckptstore.format.canonical import canonical_json
 from ckptstore.format.codec import PartRef
 from ckptstore.format.layout import Stem
 from ckptstore.format.records import (
@@ -237,6 +238,23 @@ def test_unknown_keys_are_ignored_and_unknown_kinds_and_formats_are_handed_on():
 def test_a_record_that_could_not_be_read_back_is_not_written(record):
     with pytest.raises(InvalidInputError):
         encode_record(record, Envelope(1, RUN, 1, "0" * 32, AT, "0" * 64))
+
+
+@pytest.mark.parametrize(
+    ("value", "at"),
+    [
+        ({"a": {"b": [1, {"c": {2}}]}}, "metrics['a']['b'][1]['c']"),
+        ({"a": {1: 2}}, "metrics['a']"),
+        ({"a": (1, "\ud800")}, "metrics['a'][1]"),
+        (10**2000, "metrics"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_recorded_is_named_with_the_way_to_it(value, at):
+    with pytest.raises(InvalidInputError, match="cannot be recorded") as caught:
+        canonical_json(value, what="metrics")
+    assert caught.value.facts["at"] == at
+    assert caught.value.message.startswith(f"{at} ")
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"run":1}', b"\xff"])

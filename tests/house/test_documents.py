@@ -3,9 +3,18 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ckptstore
+from ckptstore.format.shard import Chunk, StoredShard, TensorMeta, lay_out
+from ckptstore.objectstore.urls import open_store
+from ckptstore.options import TransferOptions
+from ckptstore.protocol.attempt import Description, begin
+from ckptstore.protocol.claim import Incarnation
+from ckptstore.protocol.commit import commit
+from ckptstore.protocol.log import RunLog
+from ckptstore.transfer.upload import upload_shard
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [path for path in sorted(ROOT.rglob("*.md")) if not {".venv", ".git"} & set(path.relative_to(ROOT).parts)]
@@ -33,6 +42,29 @@ def test_every_test_that_the_evidence_names_exists():
         if not (ROOT / path).exists() or (test and not re.search(rf"(def|class) {test}\b", (ROOT / path).read_text()))
     ]
     assert missing == []
+
+
+def test_the_example_without_torch_runs_as_it_is_printed(tmp_path):
+    url, name = str(tmp_path / "run"), "model.layers.0.wq.weight"
+    log, job = RunLog.create(open_store(url)), Incarnation.new(job="llama")
+    weight = np.arange(256 * 4, dtype=np.float32).reshape(256, 4)
+    for step in (11500, 12000):
+        description = Description(global_step=step, metrics={"val_loss": 2.31})
+        attempt = begin(log, job, checkpoint_id=f"step-{step}", world_size=1, description=description)
+        layout = lay_out([Chunk(TensorMeta(name, "float32", weight.shape), (0, 0), weight.shape, weight.nbytes)])
+        path = attempt.stem.shard_key(0)
+        shard = upload_shard(log.store, path, layout, [[weight.tobytes()]], rank=0, options=TransferOptions())
+        commit(log, job, attempt, [StoredShard(shard, layout.items)])
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (example,) = [block for block in blocks if "from ckptstore import" in block]
+    assert "s3://bucket/runs/llama-7b" in example
+    ran = {}
+    exec(example.replace("s3://bucket/runs/llama-7b", url), ran)  # noqa: S102  (our own document)
+    assert (ran["checkpoint"].checkpoint_id, ran["checkpoint"].global_step) == ("step-12000", 12000)
+    assert np.array_equal(ran["weight"], weight[:128])
+    store = ckptstore.CheckpointStore.open(url)
+    assert store.latest().checkpoint_id == "step-11500"
+    assert [pin.holder for pin in store.get("step-12000@2").committed.pins] == ["eval"]
 
 
 def test_one_version_is_stated_once_and_again():

@@ -16,18 +16,22 @@ from ckptstore.errors import (
     NotFoundError,
     ResumeError,
     UncommittedError,
+    UnsupportedError,
 )
 from ckptstore.format.codec import encode_part
 from ckptstore.format.layout import slot_key
 from ckptstore.objectstore.memory import MemoryStore
+from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.options import LogOptions
 from ckptstore.protocol.attempt import begin
 from ckptstore.protocol.catalog import Uncommitted
 from ckptstore.protocol.fold import Pinned
+from ckptstore.protocol.parts import load_parts
 from ckptstore.testing import simulated
 from ckptstore.testing.crash import DyingStore, Killed
 from ckptstore.testing.faults import Fault, FaultyStore
 from ckptstore.testing.reference import without_hints
+from ckptstore.testing.tapped import TappedStore
 
 
 def names(committed):
@@ -242,6 +246,14 @@ def test_nothing_is_appended_to_a_run_that_does_not_exist():
 LEVELS = ("chain", "exists", "etag", "full")
 
 
+class OtherEtags(ForwardingStore):
+    """Calls the same bytes by another ETag than when they were written, as a copy of the bucket does."""
+
+    def list(self, prefix, *, after=None):
+        for info in super().list(prefix, after=after):
+            yield replace(info, etag=f"{info.etag}-copied")
+
+
 def level_that_finds(store, seq=3):
     """Return the weakest level that finds something, with the findings."""
     catalog = opened(store)
@@ -299,6 +311,62 @@ def test_bytes_that_changed_are_rewritten_at_level_etag_and_damaged_at_level_ful
     assert catalog.find(seq=3).set_aside is None
 
 
+def test_the_same_bytes_under_another_etag_are_rewritten_at_level_etag_and_fine_at_level_full():
+    """I13: as after a copy of the bucket; BLAKE3 of every byte is the proof."""
+    store, _ = a_run()
+    key = opened(store).find(seq=3).commit.stem.shard_key(0)
+    catalog = opened(OtherEtags(store))
+    found = catalog.find(seq=3)
+    assert [(each.kind, each.key) for each in catalog.verify(found, level="etag").findings] == [("rewritten", key)]
+    verdict = catalog.verify(found, level="full")
+    assert (verdict.ok, verdict.bytes_read) == (True, found.commit.shards.bytes)
+
+
+LATER = [{"format": 2, "kind": "COMMIT"}, {"format": 1, "kind": "MERGE", "what": 1}]
+
+
+@pytest.mark.parametrize("later", LATER, ids=lambda later: later["kind"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_log_that_was_not_read_to_its_end_is_never_called_fine(later, level):
+    store, _ = a_run()
+    seq = append_raw(store, **later)
+    store.put(slot_key(seq + 1), b"nobody has read this")
+    catalog = opened(store)
+    asked = [
+        lambda: catalog.verify(catalog.find("step-2@2"), level=level),
+        lambda: list(catalog.verify_kept(level=level)),
+    ]
+    for ask in [*asked, catalog.verify]:
+        with pytest.raises(UnsupportedError) as caught:
+            ask()
+        assert caught.value.facts["key"] == slot_key(seq)
+
+
+def test_damage_below_a_record_of_a_later_release_is_found_all_the_same():
+    """I1: a reader that started from a state has not looked below it."""
+    store, _ = a_run(saves=70)
+    append_raw(store, **LATER[1])
+    store.put(slot_key(5), body_of(store, slot_key(5)).replace(b"step-5", b"step-6"))
+    assert [each.key for each in opened(store).verify().findings] == [slot_key(5)]
+
+
+def test_what_is_appended_while_the_log_is_verified_is_no_damage():
+    """I1: another thread appends through the same open log."""
+    store, _ = a_run()
+    appended = []
+
+    def meanwhile(call, act):
+        if call.key == "run.json" and armed and not appended:
+            appended.append(catalog.pin(2, holder="eval", reason="x"))
+        return act()
+
+    armed = []
+    catalog = opened(TappedStore(store, meanwhile))
+    armed.append(True)
+    assert catalog.verify().findings == ()
+    assert appended
+
+
 def test_a_log_that_was_damaged_after_it_was_opened_is_found_at_level_chain():
     """I1, I13: also below the state from which a reader starts."""
     store, _ = a_run(saves=70)
@@ -327,6 +395,8 @@ def test_a_level_that_is_none_is_refused():
         opened(store).verify(level="full")
     with pytest.raises(InvalidInputError):
         opened(store).verify(opened(store).latest(), level="deep")
+    with pytest.raises(InvalidInputError):
+        opened(store).verify_kept(level="deep")  # before any verdict
 
 
 @pytest.mark.parametrize(
@@ -359,8 +429,8 @@ def test_a_path_outside_of_its_own_attempt_is_refused_before_any_request(path):
 
 def test_a_part_that_names_a_shard_of_another_attempt_is_refused():
     """I4: swapped parts and shards."""
-    store, job = a_run()
-    theirs = opened(store).load_parts(store, opened(store).find(seq=2))[0]
+    store, _ = a_run()
+    theirs = load_parts(store, opened(store).find(seq=2))[0]
     committed = opened(store).find(seq=3)
     body, inflated = encode_part(theirs)
     ref = replace(committed.commit.parts[0], size=len(body), blake3=blake3(body).hexdigest(), inflated=inflated)
@@ -368,14 +438,14 @@ def test_a_part_that_names_a_shard_of_another_attempt_is_refused():
     swapped = replace(committed, commit=replace(committed.commit, parts=(ref,)))
     counted = FaultyStore(store, lambda _: None)
     with pytest.raises(IntegrityError) as caught:
-        job.catalog.load_parts(counted, swapped)
+        load_parts(counted, swapped)
     assert caught.value.facts["path"] == theirs.shards[0].shard.path
     assert [call.key for call in counted.calls] == [ref.path]
 
 
 def test_parts_that_describe_another_number_of_shards_than_the_commit_are_refused():
-    store, job = a_run()
+    store, _ = a_run()
     committed = opened(store).find(seq=3)
     fewer = replace(committed.commit, shards=replace(committed.commit.shards, count=2))
     with pytest.raises(IntegrityError):
-        job.catalog.load_parts(store, replace(committed, commit=fewer))
+        load_parts(store, replace(committed, commit=fewer))

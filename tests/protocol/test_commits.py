@@ -28,6 +28,7 @@ from ckptstore.protocol import coverage
 from ckptstore.protocol.attempt import MAX_DESCRIPTION_BYTES, Description, begin
 from ckptstore.protocol.commit import commit
 from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.parts import load_parts
 from ckptstore.testing import simulated
 from ckptstore.testing.faults import Fault, FaultyStore
 
@@ -85,7 +86,7 @@ def test_what_was_described_stands_in_the_commit():
     assert math.isnan(read.metrics["loss"])
     assert {**read.metrics, "loss": 0.0} == {"loss": 0.0, "best": -math.inf, "acc": 0.5, "n": 3.0}
     assert (read.fingerprints, read.software) == ({"data": "abc"}, {"torch": "2.13"})
-    assert catalog.load_parts(job.store, found)[0].planner == {"flat": [1]}
+    assert load_parts(job.store, found)[0].planner == {"flat": [1]}
 
 
 def nested(depth):
@@ -192,7 +193,7 @@ def test_more_parts_than_a_record_names_hang_under_a_root_part(monkeypatch):
     assert [ref.is_root for ref in committed.commit.parts] == [True]
     assert committed.commit.parts[0].ranks == (0, 4)
     catalog = opened(job.store)
-    assert len(catalog.load_parts(job.store, committed)) == 5
+    assert len(load_parts(job.store, committed)) == 5
     assert catalog.verify(committed).ok
     assert np.array_equal(
         simulated.load(catalog, committed), np.concatenate([simulated.values(rank, 2) for rank in range(5)])
@@ -206,7 +207,7 @@ def test_a_rank_with_nothing_to_write_has_no_object_and_an_empty_state_commits()
     committed = commit(job.log, job.incarnation, attempt, [], planner={"flat": []})
     catalog = opened(job.store)
     assert committed.commit.shards.count == 0
-    assert [part.planner for part in catalog.load_parts(job.store, committed)] == [{"flat": []}]
+    assert [part.planner for part in load_parts(job.store, committed)] == [{"flat": []}]
     assert catalog.verify(committed).ok
 
 
@@ -463,7 +464,6 @@ def test_many_receipts_stay_in_order_of_their_ranks():
     job = Job(MemoryStore())
     attempt, shards = begun(job, world_size=20)
     committed = commit(job.log, job.incarnation, attempt, list(reversed(shards)))
-    catalog = opened(job.store)
-    ranks = [each.shard.rank for part in catalog.load_parts(job.store, committed) for each in part.shards]
+    ranks = [each.shard.rank for part in load_parts(job.store, committed) for each in part.shards]
     assert ranks == list(range(20))
     assert all(isinstance(each, StoredShard) for each in shards)

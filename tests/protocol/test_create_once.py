@@ -6,10 +6,13 @@ import itertools
 
 import pytest
 
-from ckptstore.errors import AccessDeniedError, IntegrityError, UnavailableError
+from ckptstore.errors import AccessDeniedError, IntegrityError, NotFoundError, UnavailableError, UnsupportedError
 from ckptstore.objectstore.memory import MemoryStore
+from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
+from ckptstore.objectstore.wrappers.observed import ObservedStore
 from ckptstore.options import LogOptions
-from ckptstore.protocol.log import Outcome, create_once
+from ckptstore.protocol.log import Outcome, RunLog, create_once
+from ckptstore.testing.enumeration import overwriting
 from ckptstore.testing.faults import Fault, FaultyStore
 from ckptstore.testing.simulated import CountedIds, ManualClock
 
@@ -170,6 +173,43 @@ def test_a_promised_single_writer_reads_puts_and_reads_back(fault):
     assert (outcome, holder) == (Outcome.MINE, b"mine")
     assert [call.operation for call in store.calls][:2] == ["get", "put"]
     assert not any(call.creates for call in store.calls)
+
+
+class Denies(ForwardingStore):
+    """Answers 'denied' for what is absent, as S3 does without the right to list."""
+
+    def get(self, key, *, max_bytes):
+        try:
+            return super().get(key, max_bytes=max_bytes)
+        except NotFoundError:
+            raise AccessDeniedError("403") from None
+
+
+def promised(store):
+    """Return a log on `store` under the promise of a single writer, opened before it was asked anything."""
+    log = RunLog(store, clock=ManualClock(), ids=CountedIds(), options=LogOptions(assume_single_writer=True))
+    log.begin_run()
+    return log
+
+
+def test_a_promised_single_writer_is_asked_for_no_condition_but_still_for_absence(tmp_path):
+    """I1: no promise replaces that an absent slot reads as absent."""
+    calls = []
+    promised(ObservedStore(MemoryStore(f"memory://{tmp_path.name}/a"), calls.append))
+    assert [(call.operation, call.key.split("/")[0]) for call in calls][:1] == [("get", "probe")]
+    assert not [call for call in calls if call.operation == "put" and call.key.startswith("probe/")]
+    store = MemoryStore(f"memory://{tmp_path.name}/b")
+    with pytest.raises(UnsupportedError, match="could be overlooked"):
+        promised(Denies(store))
+    assert list(store.list("")) == []
+
+
+def test_what_was_found_under_a_promise_does_not_count_without_it(tmp_path):
+    """I1, I15."""
+    url = f"memory://{tmp_path.name}"
+    promised(overwriting(MemoryStore(url)))
+    with pytest.raises(UnsupportedError, match="both believe that they committed"):
+        RunLog.create(overwriting(MemoryStore(url)), clock=ManualClock(), ids=CountedIds())
 
 
 def test_a_promised_single_writer_overwrites_nothing():

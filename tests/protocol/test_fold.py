@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from blake3 import blake3
 
+from ckptstore.format.canonical import canonical_json
 from ckptstore.format.codec import PartRef
 from ckptstore.format.layout import Stem
 from ckptstore.format.records import (
@@ -23,7 +26,9 @@ from ckptstore.format.records import (
     Verified,
     decode_record,
     encode_record,
+    record_fields,
 )
+from ckptstore.protocol import fold as fold_module
 from ckptstore.protocol.fold import MAX_IGNORED, Fold, apply, fold_blake3
 from ckptstore.protocol.snapshot import fold_from_state
 
@@ -240,6 +245,50 @@ def test_a_fold_and_its_state_are_the_same_whatever_was_in_it():
     assert read.ignored == ()  # for people only
     other = Envelope(1, RUN, fold.end, "c" * 32, "", fold.last, blake3(b"x").hexdigest())
     assert fold_from_state(fold.encode(), other) is None
+
+
+EVERY_KIND = [
+    claim(2, "e"),
+    commit(9),
+    SetAside((1,), "abandoned"),
+    Restore((2,)),
+    Pin(1, "eval", "r"),
+    Unpin(2, "eval"),
+    Verified(1, "full"),
+    Proved(1, "same"),
+    Retire((1,), "old"),
+    Collected((3,)),
+]
+
+
+@pytest.mark.parametrize("record", EVERY_KIND, ids=lambda record: record.KIND)
+def test_a_fold_is_left_as_it_was_by_the_next_record(record):
+    before = folded(Pin(2, "eval", "r"), SetAside((2,), "abandoned"), Retire((3,), "old"), fold=run_of(6))
+    bytes_before = before.encode()
+    after = folded(record, fold=before)
+    assert ignored(after) == []
+    assert before.encode() == bytes_before
+    assert after.encode() != bytes_before
+
+
+def test_a_fold_is_the_canonical_json_of_what_it_says():
+    fold = folded(Pin(2, "eval", "r"), commit(9, name="ñ/*", metrics={"loss": float("nan")}), fold=run_of(3))
+    value = json.loads(fold.encode())
+    assert [each["commit"]["checkpoint_id"] for each in value["commits"]] == ["x", "x", "x", "ñ/*"]
+    assert fold.encode() == canonical_json(value) + b"\n"
+
+
+def test_a_commit_that_did_not_change_is_encoded_once_however_long_the_log_grows(monkeypatch):
+    """The hash in every 64th record covers all commits: without this a log costs the square of its length."""
+    encoded = []
+
+    def counted(record):
+        encoded.append(record)
+        return record_fields(record)
+
+    monkeypatch.setattr(fold_module, "record_fields", counted)
+    run_of(5 * FOLD_EVERY).encode()
+    assert len(encoded) == 5 * FOLD_EVERY
 
 
 def test_what_is_reported_is_bounded():

@@ -14,6 +14,7 @@ from ckptstore.events import RecordIgnored, TailLost
 from ckptstore.format.layout import slot_key, state_key
 from ckptstore.format.records import LatestHint, encode_latest
 from ckptstore.objectstore.memory import MemoryStore
+from ckptstore.protocol import log
 from ckptstore.protocol.log import RunLog
 from ckptstore.testing.faults import Fault, FaultyStore
 from ckptstore.testing.simulated import ManualClock
@@ -191,6 +192,19 @@ def test_a_log_without_its_run_is_damage_and_never_a_new_run():
         assert caught.value.facts["key"] == "run.json"
 
 
+def test_a_run_that_begins_while_it_is_looked_for_is_no_damage():
+    """I11: run.json is looked for before another job begins the run, the log is listed after it."""
+    store, begun = MemoryStore(clock=ManualClock()), []
+
+    def late(call, act):
+        if call.operation == "list" and not begun:
+            begun.append(Job(store).save("step-1"))
+        return act()
+
+    catalog = opened(TappedStore(store, late))
+    assert catalog.latest() == begun[0]
+
+
 @pytest.mark.parametrize("key", ["run.json", *(slot_key(seq) for seq in range(4))])
 def test_every_flipped_bit_of_a_record_is_found_in_the_newest_one_too(key):
     """I13: every byte in turn, one bit of it."""
@@ -317,6 +331,36 @@ def test_a_state_of_another_slot_counts_for_nothing_even_if_a_faulty_record_vouc
     with pytest.raises(IntegrityError) as caught:
         opened(store)
     assert caught.value.facts["key"] == slot_key(64)
+
+
+def test_what_was_read_stays_as_it_was_where_a_refresh_finds_damage():
+    """I1: two good records above it, and then one that is none."""
+    store, job = a_run()
+    catalog = opened(store)
+    before, bytes_before = catalog.log.fold, catalog.log.fold.encode()
+    job.catalog.pin(2, holder="eval", reason="x")
+    job.save("step-4")
+    store.put(slot_key(6), b"no record")
+    with pytest.raises(IntegrityError):
+        catalog.log.refresh()
+    assert catalog.log.fold is before
+    assert before.encode() == bytes_before
+
+
+def test_a_state_that_no_reader_would_take_is_not_written(monkeypatch):
+    """I10: the observer hears of it."""
+    store, job = a_run(saves=63)
+    size = len(job.log.fold.encode())
+    events = []
+    writer = opened(store, observer=events.append)
+    monkeypatch.setattr(log, "MAX_STATE_BYTES", size - 1)
+    writer.pin(2, holder="eval", reason="x")
+    assert list(store.list("state/")) == []
+    assert [event.key for event in events] == [state_key(64)]
+    monkeypatch.setattr(log, "MAX_STATE_BYTES", size)
+    store, job = a_run(saves=63)
+    opened(store).pin(2, holder="eval", reason="x")
+    assert [info.key for info in store.list("state/")] == [state_key(64)]
 
 
 def test_a_refresh_of_an_up_to_date_log_is_one_get():

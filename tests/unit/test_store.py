@@ -5,20 +5,25 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import get_args, get_type_hints
 
 import ml_dtypes
 import numpy as np
 import pytest
 from blake3 import blake3
 
+import ckptstore
 from ckptstore import (
+    Checkpoint,
     CheckpointStore,
+    Entry,
     IntegrityError,
     InvalidInputError,
     NotFoundError,
     ResumeError,
     UncommittedError,
     UnsupportedError,
+    Verdict,
 )
 from ckptstore.format.dtypes import DTYPES, array_dtype
 from ckptstore.format.layout import LATEST_KEY, slot_key
@@ -259,6 +264,39 @@ def test_a_roll_back_sets_aside_what_lies_above_and_the_next_save_goes_on(run):
     assert run.save("d").seq == store.latest().seq
 
 
+def test_what_is_set_aside_is_restored_and_says_whether_that_is_news(run):
+    seqs = [run.save(name).seq for name in "abc"]
+    store = CheckpointStore.open(run.url)
+    assert store.set_aside(store.get("c"), reason="quarantined", note="a flipped bit, read twice")
+    assert not store.set_aside(store.get(f"c@{seqs[2]}"), reason="abandoned")
+    assert store.latest().seq == seqs[1]
+    assert store.restore(f"c@{seqs[2]}")
+    assert not store.restore(f"c@{seqs[2]}")
+    assert store.latest().seq == seqs[2]
+    store.rollback("a")
+    for seq in seqs[1:]:
+        assert store.restore(store.get(seq=seq))
+    assert [each.seq for each in store.checkpoints()] == seqs[::-1]
+    with pytest.raises(InvalidInputError, match="no reason"):
+        store.set_aside("c", reason="because")
+
+
+def test_a_checkpoint_may_be_given_by_name(run):
+    seqs = [run.save(name).seq for name in ("a", "b", "b")]
+    store = CheckpointStore.open(run.url)
+    for name, seq in (("b", seqs[2]), (f"b@{seqs[1]}", seqs[1]), ("a", seqs[0])):
+        assert store.pin(name, holder="eval")
+        assert [pin.holder for pin in store.get(seq=seq).committed.pins] == ["eval"]
+        assert store.verify(name).seq == seq
+        assert store.unpin(name, holder="eval")
+    assert store.rollback("a", note="x") == seqs[1:]
+    for act in (store.restore, store.rollback, store.verify, lambda name: store.pin(name, holder="eval")):
+        with pytest.raises(NotFoundError):
+            act("b")
+        with pytest.raises(InvalidInputError):
+            act(7)
+
+
 def test_commits_of_which_none_may_be_selected_are_no_fresh_start(run):
     seq = run.save("a").seq
     Catalog(run.log).set_aside([seq], reason="quarantined")
@@ -390,6 +428,13 @@ def test_all_that_is_kept_is_verified_with_one_verdict_on_the_log(run):
     ]
 
 
+def test_without_a_checkpoint_the_log_alone_is_verified(run):
+    run.save("a")
+    desk = CheckpointStore.open(run.url)
+    assert (desk.verify().level, desk.verify().seq) == ("chain", None)
+    assert desk.verify(desk.latest()).level == "exists"
+
+
 def test_progress_ends_at_all_of_the_bytes(run):
     run.save("a")
     desk = CheckpointStore.open(run.url)
@@ -436,6 +481,27 @@ print(sorted(heavy & set(sys.modules)))
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.splitlines() == [f"4 {saved(4, 3).tolist()}", "[]"]
+
+
+def test_the_menu_has_whatever_the_desk_takes_and_returns():
+    public = {name: kind for name, kind in vars(ckptstore).items() if name in ckptstore.__all__}
+    assert set(public) == set(ckptstore.__all__)
+    assert len(public) <= 35
+    desk = [
+        getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
+        for kind in (CheckpointStore, Checkpoint)
+        for name, member in vars(kind).items()
+        if not name.startswith("_") and (callable(member) or hasattr(type(member), "__get__"))
+    ]
+    named = {kind for each in desk for hint in get_type_hints(each).values() for kind in classes_in(hint)}
+    assert {Verdict, Checkpoint, Entry} <= named
+    assert {kind.__name__ for kind in named if kind.__module__.startswith("ckptstore")} <= set(public)
+
+
+def classes_in(hint):
+    """Return the classes that an annotation is made of."""
+    inner = [kind for each in get_args(hint) if not isinstance(each, (str, list)) for kind in classes_in(each)]
+    return [hint, *inner] if isinstance(hint, type) else inner
 
 
 def test_a_description_that_is_not_finite_is_kept(run):

@@ -1,0 +1,147 @@
+"""One checkpoint of a run: what it says of itself, and its tensors as NumPy. It only forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptstore.errors import NotFoundError
+from ckptstore.format.codec import Part
+from ckptstore.format.dtypes import array_dtype
+from ckptstore.format.records import Commit
+from ckptstore.format.shard import Shard, StoredItem, TensorMeta
+from ckptstore.objectstore.port import ObjectStore
+from ckptstore.options import TransferOptions
+from ckptstore.protocol.fold import Committed
+from ckptstore.protocol.parts import load_parts
+from ckptstore.transfer.assemble import box_of, read_bytes, whole
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a checkpoint says of one of its keys.
+
+    Args:
+        name: Fully qualified.
+        dtype: torch's name without the module, or `bytes` for a value that is not a tensor.
+        shape: Global shape; `(nbytes,)` for `bytes`.
+        nbytes: Stored bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Checkpoint:
+    """One committed moment of a run. Got from a `CheckpointStore`, never made by hand."""
+
+    def __init__(self, store: ObjectStore, committed: Committed, transfer: TransferOptions) -> None:
+        self._store, self._transfer = store, transfer
+        self.committed = committed
+
+    @property
+    def seq(self) -> int:
+        """Its identity: the slot of its commit."""
+        return self.committed.seq
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Its name; a label that may repeat."""
+        return self.commit.checkpoint_id
+
+    @property
+    def global_step(self) -> int | None:
+        """The step it was saved at, if that was said; a label that may repeat."""
+        return self.commit.global_step
+
+    @property
+    def committed_at(self) -> str:
+        """When its record was made, by the trainer's clock: ISO 8601 in UTC. For people; nothing is decided by it."""
+        return self.committed.written_at
+
+    @property
+    def saved_world_size(self) -> int:
+        """How many ranks saved it."""
+        return self.commit.saved_world_size
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What was measured when it was saved."""
+        return self.commit.metrics
+
+    @property
+    def commit(self) -> Commit:
+        """The whole commit record."""
+        return self.committed.commit
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.checkpoint_id!r}, seq={self.seq}, step={self.global_step})"
+
+    @cached_property
+    def keys(self) -> Mapping[str, Key]:
+        """Every key with its dtype and shape, by name, sorted. Reads the manifest parts once, verified.
+
+        Raises:
+            IntegrityError: A part is missing or damaged.
+            UnsupportedError: A newer version wrote it.
+            UnavailableError: The store could not be read. AccessDeniedError: it refused.
+        """
+        sizes: dict[TensorMeta, int] = {}
+        for items in self._items.values():
+            for _, item in items:
+                sizes[item.chunk.tensor] = sizes.get(item.chunk.tensor, 0) + item.chunk.nbytes
+        return {
+            tensor.name: Key(tensor.name, tensor.dtype, tensor.shape, nbytes)
+            for tensor, nbytes in sorted(sizes.items(), key=lambda pair: pair[0].name)
+        }
+
+    def read(self, key: str, index: Sequence[slice] = ()) -> npt.NDArray[np.generic]:
+        """Return a tensor, or a box of it, as NumPy; only the leaves that it needs are fetched, each verified.
+
+        Args:
+            key: Fully qualified name.
+            index: One slice per dimension, without steps; missing ones are whole.
+
+        Returns:
+            An array of the saved dtype (`ml_dtypes` for bfloat16 and float8), owned by the caller. Where NumPy has no
+            such dtype, uint8 with one axis more, for an element's bytes. A value that is no tensor comes as the uint8
+            of its stored bytes; nothing is ever unpickled here.
+
+        Raises:
+            NotFoundError: The checkpoint has no such key.
+            InvalidInputError: The index is not a box of it.
+            IntegrityError: A byte is not what was written.
+            UnsupportedError: A newer version wrote it.
+            UnavailableError: The store could not be read. AccessDeniedError: it refused.
+        """
+        items = self._items.get(key)
+        if items is None:
+            raise NotFoundError(
+                f"{self.checkpoint_id} (seq {self.seq}) has no key {key!r}; it has {len(self._items)} others.",
+                hint=f"Run `ckptstore show {self._store.url} {self.checkpoint_id} --keys`.",
+                key=key,
+            )
+        tensor = items[0][1].chunk.tensor
+        box = box_of(tensor, index) if index else whole(tensor)
+        raw = read_bytes(self._store, items, box, options=self._transfer)
+        dtype = array_dtype(tensor.dtype)
+        return raw if dtype is None else raw.view(dtype)[..., 0]
+
+    @cached_property
+    def _parts(self) -> Sequence[Part]:
+        return load_parts(self._store, self.committed)
+
+    @cached_property
+    def _items(self) -> Mapping[str, list[tuple[Shard, StoredItem]]]:
+        items: dict[str, list[tuple[Shard, StoredItem]]] = {}
+        for part in self._parts:
+            for stored in part.shards:
+                for item in stored.items:
+                    items.setdefault(item.chunk.tensor.name, []).append((stored.shard, item))
+        return items
