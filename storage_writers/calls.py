@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from ckptstore.errors import CkptStoreError, StalledError
 from storage_writers.agreement import agree, at_rank, gravest, in_our_words, work_seconds
+from storage_writers.given import check_given, naming_what_cannot_be_copied
 from storage_writers.planners import StrictLoadPlanner
 from storage_writers.reader import CkptStoreReader, LoadSession
 from storage_writers.saving import SaveSession
@@ -46,6 +47,7 @@ def save(
 
     If killed: see `CkptStoreWriter.finish`.
     """
+    check_given(state_dict, storage_writer, CkptStoreWriter)
     wait(storage_writer)
     session = _session(storage_writer)
     session.forget()
@@ -85,6 +87,7 @@ def load(
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
     """
+    check_given(state_dict, storage_reader, CkptStoreReader)
     session = storage_reader._session  # noqa: SLF001  (its other side is here)
     session.forget()
     elements = dict(state_dict)
@@ -135,25 +138,30 @@ def async_save(
         A future whose `result()` and `exception()` give our error, unwrapped as by `save`.
 
     Raises:
+        InvalidInputError: The state is no dict, or the writer is none of ours.
+        UnsupportedError: A value cannot be copied, and it is named; the others miss this rank.
         StalledError: The save before has not ended in time.
         CkptStoreError: The save before failed, and nobody has asked its future yet: the same on all ranks.
         Exception: What a `state_dict()` of the user's raised, on the ranks where it did; the others miss them.
 
     If killed: see `CkptStoreWriter.finish`.
     """
+    check_given(state_dict, storage_writer, CkptStoreWriter)
     wait(storage_writer, seconds=wait_seconds)
     session = _session(storage_writer)
     session.forget()
     group = process_group if process_group is not None else storage_writer.process_group
     outer = session.outstanding = SaveFuture(session)  # on every rank that calls, however it fares: see `wait`
     try:
-        inner = state_dict_saver.async_save(
-            _plain_to_save(state_dict, session),
-            checkpoint_id=checkpoint_id,
-            storage_writer=storage_writer,
-            planner=planner,
-            process_group=group,
-        )
+        plain = _plain_to_save(state_dict, session)
+        with naming_what_cannot_be_copied(plain):
+            inner = state_dict_saver.async_save(
+                plain,
+                checkpoint_id=checkpoint_id,
+                storage_writer=storage_writer,
+                planner=planner,
+                process_group=group,
+            )
     except BaseException as error:
         outer.set_exception(error)
         outer.asked = True

@@ -224,6 +224,29 @@ def test_a_value_that_needs_pickle_is_refused_with_its_key_before_any_data_is_wr
     assert loaded(run)
 
 
+@pytest.mark.parametrize("what", UNSAFE)
+def test_a_background_save_refuses_it_too_when_it_is_called_or_through_its_future(tmp_path, what):
+    make, kind = UNSAFE[what]
+    run = tmp_path / "run"
+    wrong, writer = state() | {"job": {"hooks": (1, make())}}, sw.CkptStoreWriter(run)
+    told(lambda: sw.async_save(wrong, checkpoint_id="b", storage_writer=writer).result(20), kind, "job.hooks")
+    assert not (run / "data").exists()
+    sw.async_save(state(), checkpoint_id="c", storage_writer=writer).result(20)
+    assert loaded(run)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [torch.ones(1)], "state"], ids=lambda each: type(each).__name__)
+def test_a_state_that_is_no_dict_and_a_writer_that_is_none_are_refused(tmp_path, wrong):
+    run = tmp_path / "run"
+    for call in (sw.save, sw.async_save):
+        writer = sw.CkptStoreWriter(run)
+        told(partial(call, wrong, checkpoint_id="a", storage_writer=writer), InvalidInputError, repr(wrong)[:20])
+        told(partial(call, state(), checkpoint_id="a", storage_writer=wrong), InvalidInputError, "CkptStoreWriter")
+    told(partial(sw.load, wrong, storage_reader=sw.CkptStoreReader(run)), InvalidInputError, repr(wrong)[:20])
+    told(partial(sw.load, state(), storage_reader=wrong), InvalidInputError, "CkptStoreReader")
+    assert not run.exists()
+
+
 @pytest.mark.servers
 def test_on_an_object_store_an_unsafe_value_leaves_no_data_either(s3_url):
     for make, kind in UNSAFE.values():
