@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
-from jobs import SMALL, attempts, history, job, loaded, objects, read_afresh, state
+from jobs import SMALL, attempts, history, job, loaded, objects, read_afresh, skip_probe, state
 from torch.distributed.checkpoint import DefaultSavePlanner
 
 import storage_writers as sw
@@ -107,7 +107,7 @@ class Watched(sw.CkptStoreWriter):
 
 def reacher(moment, reached_by, victim):
     """Return what kills `victim` when the rank `reached_by` has come to `moment`."""
-    survivors.LOOK_SECONDS = 2  # for who never comes
+    survivors.LOOK_SECONDS = 1  # for who never comes
     rank, pids = dist.get_rank(), [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
 
@@ -120,6 +120,7 @@ def reacher(moment, reached_by, victim):
 
 def save_and_be_killed(url, rows, *death):
     """Save twice; the second save ends in a death."""
+    skip_probe(url)
     reach = reacher(*death)
     sw.save(state(1), checkpoint_id="step-1", storage_writer=sw.CkptStoreWriter(url))
     sw.save(state(2, rows), checkpoint_id="step-2", storage_writer=Watched(url, reach))
@@ -140,7 +141,7 @@ def load_and_be_killed(url, rows, *death):
             reach(call.operation)
         return act()
 
-    reader = sw.CkptStoreReader(TappedStore(open_store(url), tap), agree_timeout_seconds=2)
+    reader = sw.CkptStoreReader(TappedStore(open_store(url), tap), agree_timeout_seconds=1)
     sw.load(state(0, rows), storage_reader=reader)
 
 
@@ -153,12 +154,13 @@ def be_killed_before_the_first_byte(url, rows, *death):
             reach("at its values")
             return super().resolve_data(write_item)
 
-    writer = sw.CkptStoreWriter(url, agree_timeout_seconds=2)
+    writer = sw.CkptStoreWriter(url, agree_timeout_seconds=1)
     sw.save(state(1, rows), checkpoint_id="step-1", storage_writer=writer, planner=Planner())
 
 
 def resume_and_save(url, rows):
     """Load the newest on all ranks, save the next, and load that; return whose states they were."""
+    skip_probe(url)
     before = loaded(url, rows)
     sw.save(state(3), checkpoint_id="step-3", storage_writer=sw.CkptStoreWriter(url))
     return before, loaded(url)
@@ -213,7 +215,7 @@ CASES = [("s3", *case) for case in ON_S3] + [("file", *case) for case in ON_FILE
     indirect=["place"],
 )
 def test_a_save_with_a_killed_rank_is_whole_or_absent_and_the_next_job_goes_on(place, moment, victim):
-    """I4, I5, I6, I7, I10, I11."""
+    """I4, I5, I7, I10, I11."""
     left, rows = LEFT[moment], LARGE if moment in LARGE_AT else SMALL
     left_alive = be_killed(place, save_and_be_killed, moment, victim, victim, rows=rows)
     for error in left_alive.values():  # only rank 0 knows whether it was committed
@@ -227,9 +229,8 @@ def test_a_save_with_a_killed_rank_is_whole_or_absent_and_the_next_job_goes_on(p
 def test_a_rank_that_is_killed_when_its_receipt_is_there_does_not_stop_the_commit(place):
     """I5: what is committed is never reported as failed."""
     left_alive = be_killed(place, save_and_be_killed, "before the parts", 0, 2)
-    for error in left_alive.values():  # rank 1 hears nothing until rank 0 ends, and may be missed, too
-        assert error.facts["committed"] == 2
-        assert 2 in error.facts["missing"]
+    for error in left_alive.values():  # who heard of the commit before the loss has no error
+        assert error is None or (error.facts["committed"] == 2 and 2 in error.facts["missing"])
     assert decode_latest(open_store(place.url).get(LATEST_KEY, max_bytes=MIB)).seq == 2
     assert read_afresh(place) == [("step-2", 2, 2), ("step-1", 1, 1)]
 
@@ -249,7 +250,7 @@ def test_a_rank_that_is_killed_in_a_background_save_is_told_of_by_the_future(pla
 def test_a_rank_that_is_killed_while_the_others_wait_for_its_word_is_named_within_the_groups_time_out(
     place, work, moment
 ):
-    left_alive = be_killed(place, work, moment, 2, 2, group_seconds=5)
+    left_alive = be_killed(place, work, moment, 2, 2, group_seconds=4)
     for error in left_alive.values():
         assert type(error) is DisagreementError
         assert error.facts["missing"] == [2]
