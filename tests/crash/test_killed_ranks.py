@@ -16,9 +16,10 @@ from jobs import SMALL, attempts, history, job, loaded, objects, read_afresh, sk
 from torch.distributed.checkpoint import DefaultSavePlanner
 
 import storage_writers as sw
+from ckptstore import CheckpointStore
 from ckptstore.errors import CommitUnknownError, DisagreementError
 from ckptstore.events import ShardStored
-from ckptstore.format.layout import LATEST_KEY
+from ckptstore.format.layout import LATEST_KEY, RUN_KEY, slot_key
 from ckptstore.format.records import decode_latest
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import TransferOptions
@@ -67,14 +68,18 @@ ON_THE_COORDINATOR = list(LEFT)[6:]
 LARGE_AT = ("within a part", "before completing", "after completing")
 
 NAMES = {"open_upload": "the first part", "complete": "completing"}
-PUTS = {"data": "the parts", "log": "the commit", LATEST_KEY: "the hint"}
+PUTS = {RUN_KEY: "the run", "data": "the parts", "log": "the commit", LATEST_KEY: "the hint"}
 
 
-def places_of(call, writes):
+def moments_of(call, writes):
     """Return what the moments before and after a call are called."""
     if call.operation == "write":
         writes.append(call.key)
         return None, "within a part" if len(writes) == 4 else None  # two parts are on their way, and the next
+    if call.key.endswith("/race"):
+        return None, "within the probe"
+    if call.key == slot_key(0):
+        return None, "after the claim"
     name = PUTS.get(call.key.split("/")[0]) if call.operation == "put" else NAMES.get(call.operation)
     return f"before {name}", f"after {name}"
 
@@ -86,7 +91,7 @@ class Watched(sw.CkptStoreWriter):
         transfer, writes = TransferOptions(part_bytes=5 * MIB), []
 
         def tap(call, act):
-            before, after = places_of(call, writes)
+            before, after = moments_of(call, writes)
             reach(before)
             result = act()
             reach(after)
@@ -223,6 +228,37 @@ def test_a_save_with_a_killed_rank_is_whole_or_absent_and_the_next_job_goes_on(p
         assert error.facts["missing"] == [victim]
     check_left(place, victim, left)
     check_next_job_goes_on(place, left, ranks=2 if moment == "before the commit" else 3, rows=rows)
+
+
+def be_killed_in_the_first_save(url, rows, *death):
+    sw.save(state(1, rows), checkpoint_id="step-1", storage_writer=Watched(url, reacher(*death)))
+
+
+def save_first(url):
+    sw.save(state(3), checkpoint_id="step-3", storage_writer=sw.CkptStoreWriter(url))
+    return loaded(url)
+
+
+FIRST = {"within the probe": [], "before the run": [], "after the run": [], "after the claim": ["CLAIM 1"]}
+FIRST_CASES = [("file", moment) for moment in FIRST] + [("s3", "after the claim")]
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(
+    ("place", "moment"), FIRST_CASES, ids=[f"{engine}, {moment}" for engine, moment in FIRST_CASES], indirect=["place"]
+)
+def test_a_first_save_whose_rank_0_is_killed_leaves_no_checkpoint_and_the_next_job_begins(place, moment):
+    """I5, I11."""
+    left_alive = be_killed(place, be_killed_in_the_first_save, moment, 0, 0, group_seconds=4)
+    for error in left_alive.values():
+        assert isinstance(error, DisagreementError | CommitUnknownError)
+        assert error.facts["missing"] == [0]
+    assert history(place) == FIRST[moment]
+    assert (CheckpointStore.open(place.url).run is None) == (moment in ("within the probe", "before the run"))
+    assert read_afresh(place) == []
+    with job() as begun:
+        assert begun.values(3, save_first, place.url) == [3] * 3
+    assert read_afresh(place) == [("step-3", len(FIRST[moment]) + 1, 3)]
 
 
 @pytest.mark.parametrize("place", ["file", "s3"], indirect=True)
