@@ -38,7 +38,7 @@ def naming_what_cannot_be_copied(state_dict: dict[str, Any]) -> Iterator[None]:
     """
     try:
         yield
-    except CkptStoreError:
+    except (CkptStoreError, MemoryError):  # that there is no room says nothing of the value
         raise
     except Exception as error:
         values = flatten_state_dict(state_dict)[0]
