@@ -256,7 +256,8 @@ class CkptStoreReader(StorageReader):
         if unasked and not self._allow_unexpected:
             raise IncompatibleStateError(
                 f"{len(unasked)} keys of the checkpoint are in no rank's target: {', '.join(unasked[:8])}.",
-                hint="Give the target these keys, load a part with only=(...), or pass allow_unexpected=True.",
+                hint="Give the target these keys (an optimizer that never stepped has none: take its state from DCP's "
+                "get_state_dict), load a part with only=(...), or pass allow_unexpected=True.",
                 unexpected=unasked[:200],
                 unexpected_count=len(unasked),
                 asked=sorted(asked)[:200],
