@@ -29,9 +29,8 @@ _CLASSES = (
     *(torch.Size, torch.device, torch.UntypedStorage),
 )
 _PATHS = (pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
-_LARGEST_KEY = (
-    10_000  # parts of a key of a dict or a set; hashing a tuple takes the time, and the stack, of all its parts
-)
+# Parts of a key of a dict or a set: hashing a tuple takes the time, and the stack, of all its parts.
+_LARGEST_KEY = 10_000
 _QUANTIZED = (torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4)
 
 

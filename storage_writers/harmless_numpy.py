@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-_CODE = re.compile(
-    r"[biufc](?:[1-9]\d?)|[SU]\d{1,9}|[mM]8"
-)  # never O (pointers), V (fields) or a type of somebody else
+# Never O (pointers), V (fields) or a type of somebody else.
+_CODE = re.compile(r"[biufc](?:[1-9]\d?)|[SU]\d{1,9}|[mM]8")
 _UNIT = re.compile(r"generic|[YMWDhmsunpfa]s?")
 _BITS: dict[str, Any] = {
     name: getattr(np.random, name) for name in ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
