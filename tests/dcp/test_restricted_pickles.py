@@ -52,7 +52,7 @@ def tensor(*, numel=2, offset=0, size=(2,), stride=(1,), hooks=None):
             return ("storage", torch.FloatStorage, "0", "cpu", numel) if each == "the storage" else None
 
     stream, hooks = io.BytesIO(), collections.OrderedDict() if hooks is None else hooks
-    call = Call(torch._utils._rebuild_tensor_v2, "the storage", offset, size, stride, False, hooks)
+    call = Call(torch._utils._rebuild_tensor_v2, "the storage", offset, size, stride, False, hooks)  # noqa: FBT003  (as torch writes it)
     Pickler(stream, protocol=2).dump(call)
     return archive(stream.getvalue(), **{"data/0": bytes(8)})
 
@@ -117,10 +117,10 @@ ATTACKS = {
     "an array of a huge shape": lambda: pickled(Call(np.ndarray, (1 << 33,))),
     "text that is no text": lambda: pickled(array(np.dtype("U1"), b"\xff\xff\xff\xff")),
     "a dtype with flags of another": lambda: pickled(
-        Call(np.dtype, "i8", False, True, state=(3, "<", None, None, None, -1, -1, 63))
+        Call(np.dtype, "i8", False, True, state=(3, "<", None, None, None, -1, -1, 63))  # noqa: FBT003  (as numpy writes it)
     ),
     "a dtype that is told it has fields": lambda: pickled(
-        Call(np.dtype, "i8", False, True, state=(3, "<", None, ("a",), {"a": (np.dtype("i8"), 0)}, 8, 1, 16))
+        Call(np.dtype, "i8", False, True, state=(3, "<", None, ("a",), {"a": (np.dtype("i8"), 0)}, 8, 1, 16))  # noqa: FBT003  (as numpy writes it)
     ),
     "a large bytearray": lambda: pickled(Call(bytearray, 8 << 30)),
     "large bytes": lambda: pickled(Call(bytes, 8 << 30)),
