@@ -44,8 +44,9 @@ class ThrottledStore(ForwardingStore):
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """See `ObjectStore.get_range`."""
-        self._wait(length)
-        return self._inner.get_range(key, start=start, length=length)
+        body = self._inner.get_range(key, start=start, length=length)
+        self._wait(len(body))  # what came, not what was asked for: that may be any number
+        return body
 
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore.head`."""
