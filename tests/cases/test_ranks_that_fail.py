@@ -18,6 +18,7 @@ from states import blank, same
 import storage_writers as sw
 from ckptstore import CheckpointStore
 from ckptstore.errors import (
+    CkptStoreError,
     CommitUnknownError,
     DisagreementError,
     IntegrityError,
@@ -89,9 +90,9 @@ def save_that_fails(url, how, call):
 
 FAILURES = {
     "state is not built": (DisagreementError, ("Rank 1 of 3 did not come",)),
-    "disk is full": (UnavailableError, ("Rank 1", "No space left", "rank-00001.safetensors")),
+    "disk is full": (CkptStoreError, ("Rank 1", "No space left", "rank-00001.safetensors")),
     "store is away": (UnavailableError, ("Rank 1", "The disk of this host is full")),
-    "memory is full": (UnavailableError, ("Rank 1", "9 GiB")),
+    "memory is full": (CkptStoreError, ("Rank 1", "9 GiB")),
 }
 
 
@@ -353,7 +354,13 @@ def test_a_rank_that_believes_in_a_larger_world_than_the_others_is_told_who_is_m
     assert CheckpointStore.open(tmp_path / "False").latest() is None
 
 
-@pytest.mark.parametrize("said", ["2", "many", "0", "-1", "9" * 5000], ids=lambda said: said[:5])
+@pytest.mark.parametrize(
+    ("root", "said"),
+    [("file", said) for said in ("2", "many", "0", "-1", "9" * 5000)]
+    + [pytest.param("s3", "2", marks=pytest.mark.servers)],
+    indirect=["root"],
+    ids=lambda each: each[:5],
+)
 def test_a_launcher_of_many_without_a_process_group_is_refused_before_the_run_exists(root, monkeypatch, said):
     monkeypatch.setenv("WORLD_SIZE", said)
     for call in SAVES:
