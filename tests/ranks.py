@@ -57,10 +57,15 @@ class Gang:
         self._workers: list[tuple[BaseProcess, Connection]] = []
         self._jobs, self._group_seconds = itertools.count(), group_seconds
 
-    def run(self, world_size: int, function: Callable[..., Any], *args: Any, seconds: float = 60) -> list[Outcome]:
-        """Run `function(*args)` on ranks 0 to `world_size` - 1 and return what became of it, by rank."""
+    def start(self, world_size: int) -> list[BaseProcess]:
+        """Start the processes of ranks 0 to `world_size` - 1 that do not run yet, and return all of them."""
         for rank in range(world_size):
             self._ensure(rank)
+        return [process for process, _ in self._workers[:world_size]]
+
+    def run(self, world_size: int, function: Callable[..., Any], *args: Any, seconds: float = 60) -> list[Outcome]:
+        """Run `function(*args)` on ranks 0 to `world_size` - 1 and return what became of it, by rank."""
+        self.start(world_size)
         job = (
             self._store.port,
             next(self._jobs),

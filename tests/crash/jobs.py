@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 import storage_writers as sw
 from ckptstore import CheckpointStore
 from ckptstore.objectstore.urls import open_store
+from ckptstore.protocol.capable import PROBED
 
 SMALL = 6_000
 MARKS = 10**9
@@ -48,6 +51,11 @@ class S3Place:
         prefix = self.url.removeprefix(f"s3://{self._server.bucket}/")
         found = self._server.client().list_multipart_uploads(Bucket=self._server.bucket, Prefix=prefix)
         return [int(re.search(r"/rank-(\d+)\.", each["Key"])[1]) for each in found.get("Uploads", [])]
+
+
+def skip_probe(url):
+    """Let this process take the store for probed, which has tests of its own: racing creates take a server seconds."""
+    PROBED.add((open_store(url).engine, url))
 
 
 def values(mark, rows):
@@ -113,3 +121,33 @@ def objects(place, name):
     """Return the data that lie under `name`, by their last names."""
     keys = (info.key.split("/") for info in open_store(place.url).list("data/"))
     return sorted(file for _, _, stem, file in keys if stem.startswith(f"{name}."))
+
+
+class Watch:
+    """Somebody who looks for the latest checkpoint all the time, by a store kept open and by one opened each time."""
+
+    def __init__(self, place):
+        self.seen, self._url = [], place.url
+        self._over, self._thread = threading.Event(), ThreadPoolExecutor(1)
+
+    def __enter__(self):
+        self._looking = self._thread.submit(self._look)
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.shutdown()
+
+    def _look(self):
+        kept = CheckpointStore.open(self._url)
+        while not self._over.wait(0.01):
+            for store in (kept, CheckpointStore.open(self._url)):
+                latest = store.latest()
+                self.seen.append((-1, "") if latest is None else (latest.seq, latest.committed.blake3))
+
+    def latest_ones(self):
+        """Return what was the latest, one after the other; it never was one that had been before."""
+        self._looking.result(30)
+        assert self.seen == sorted(self.seen)
+        assert len(set(self.seen)) == len({seq for seq, _ in self.seen})  # I1
+        return [seq for seq, _ in dict.fromkeys(self.seen)]

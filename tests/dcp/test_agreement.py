@@ -284,7 +284,8 @@ def die_in_the_upload(url):
         if isinstance(event, UploadBegan) and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return caught(lambda: sw.save(state(), checkpoint_id="b", storage_writer=sw.CkptStoreWriter(url, observer=observe)))
+    writer = sw.CkptStoreWriter(url, observer=observe, agree_timeout_seconds=5)
+    return caught(lambda: sw.save(state(), checkpoint_id="b", storage_writer=writer))
 
 
 def save_and_check(url):

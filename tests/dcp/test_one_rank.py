@@ -11,6 +11,10 @@ from states import bits, blank, same
 
 import storage_writers as sw
 from ckptstore.errors import UnsupportedError
+from ckptstore.objectstore.port import PutMode
+from ckptstore.objectstore.urls import open_store
+from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
+from ckptstore.options import LogOptions
 
 DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 STORABLE = {
@@ -200,3 +204,28 @@ def test_a_checkpoint_is_found_by_name_step_seq_and_as_the_newest(url):
 
     assert [loaded(), loaded(checkpoint_id="step-1"), loaded(step=2), loaded(seq=1)] == [3, 1, 2, 1]
     assert loaded("step-2", seq=1) == 2  # DCP's own argument goes before
+
+
+class WithoutConditions(ForwardingStore):
+    """A store that takes a create for a plain put."""
+
+    def put(self, key, body, *, mode=PutMode.OVERWRITE):
+        del mode
+        return super().put(key, body)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "options", "works"),
+    [(None, False, False), (None, True, True), (True, False, True), (False, True, False)],
+)
+def test_the_promise_of_a_single_writer_is_the_keywords_or_else_that_of_the_options(url, keyword, options, works):
+    def save():
+        log = LogOptions(assume_single_writer=options)
+        writer = sw.CkptStoreWriter(WithoutConditions(open_store(url)), assume_single_writer=keyword, log=log)
+        sw.save({"x": torch.ones(1)}, checkpoint_id="a", storage_writer=writer)
+
+    if works:
+        save()
+    else:
+        with pytest.raises(UnsupportedError, match="single"):
+            save()
