@@ -85,7 +85,6 @@ class LoadSession:
     """The private side of a reader. Beside it only this package's own calls use it."""
 
     allow_missing: bool
-    seconds: float
     ticket: LoadTicket | None = None
 
     def forget(self) -> None:
@@ -97,8 +96,7 @@ class LoadSession:
         ticket = self.ticket
         if ticket is None or ticket.world_size == 1:
             return None
-        peers = ranks.meet(ticket.rank, ticket.world_size, ticket.load_id)
-        return survivors.lost_in_load(peers, seconds=self.seconds)
+        return survivors.lost_in_load(ranks.meet(ticket.rank, ticket.world_size, ticket.load_id))
 
 
 class CkptStoreReader(StorageReader):
@@ -152,7 +150,7 @@ class CkptStoreReader(StorageReader):
         self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
         self._name, self._step, self._seq = checkpoint_id, step, seq
         self._only = None if only is None else _checked_prefixes(only)
-        self._session = LoadSession(allow_missing, agree_timeout_seconds)
+        self._session = LoadSession(allow_missing)
         self._allow_unexpected, self._allow_cast, self._allow_pickle = allow_unexpected, allow_cast, allow_pickle
         self._verify_first = verify_first
         self._seconds = agree_timeout_seconds
