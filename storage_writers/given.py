@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import pickle
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-from ckptstore.errors import InvalidInputError, UnsupportedError
-
-_UNCOPIED = (TypeError, AttributeError, copy.Error, pickle.PicklingError)
-"""What `copy.deepcopy` raises of a value that it cannot copy."""
+from ckptstore.errors import CkptStoreError, InvalidInputError, UnsupportedError
 
 
 def check_given(state_dict: object, side: object, kind: type) -> None:
@@ -42,7 +38,9 @@ def naming_what_cannot_be_copied(state_dict: dict[str, Any]) -> Iterator[None]:
     """
     try:
         yield
-    except _UNCOPIED as error:
+    except (CkptStoreError, MemoryError):  # that there is no room says nothing of the value
+        raise
+    except Exception as error:
         values = flatten_state_dict(state_dict)[0]
         key = next((key for key, value in values.items() if not _can_be_copied(value)), None)
         if key is None:
@@ -59,6 +57,6 @@ def _can_be_copied(value: object) -> bool:
         return True
     try:
         copy.deepcopy(value)
-    except _UNCOPIED:
+    except Exception:  # noqa: BLE001  (whatever a value of the user's raises)
         return False
     return True

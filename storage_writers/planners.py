@@ -78,7 +78,8 @@ def _unfit(missing: list[str], unlike: list[list[str]], unexpected: list[str]) -
     said += [f"the target lacks {', '.join(unexpected[:8])}"] if unexpected else []
     return IncompatibleStateError(
         f"Target and checkpoint do not fit ({len(missing)} keys missing, {len(unlike)} unlike): {'; '.join(said)}.",
-        hint="Give the target the saved keys and shapes, or pass allow_missing=True to let keys keep their values.",
+        hint="Give the target the saved keys and shapes"
+        + (", or pass allow_missing=True to let keys keep their values." if missing else "."),
         missing=missing[:200],
         unlike=unlike[:200],
         unexpected=unexpected[:200],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from storage_writers.metadata import Contents, contents_of
 from storage_writers.planning import plain_name
 from storage_writers.roots import open_root
 
+Asked = tuple[str | None, int | None, int | None]
 EMPTY = Metadata({})
 SCAN_SECONDS = 3600.0
 """How long a rank is waited for that verifies all it needs before it loads."""
@@ -80,12 +82,33 @@ class LoadTicket:
     skipped: tuple[str, ...]
 
 
-@dataclass
-class LoadSession:
-    """The private side of a reader. Beside it only this package's own calls use it."""
+class LoadSession(threading.local):
+    """The load of each thread: DCP runs one from begin to end on one thread. Beside the reader only `calls.py` uses it.
 
-    allow_missing: bool
-    ticket: LoadTicket | None = None
+    Args:
+        allow_missing: The reader's.
+        asked: Which checkpoint the reader was made for: name, step and seq.
+    """
+
+    def __init__(self, allow_missing: bool, asked: Asked) -> None:  # noqa: FBT001  (of one caller)
+        self._given = allow_missing, asked
+        self.allow_missing = allow_missing
+        self.asked = asked
+        self.begun = False
+        self.ticket: LoadTicket | None = None
+        self.begin()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), self._given
+
+    def begin(self) -> None:
+        """Let go of the checkpoint of the load before."""
+        self.report: LoadReport | None = None
+        self.run: str | None = None
+        self.catalog: Catalog | None = None
+        self.chosen: Committed | None = None
+        self.contents = Contents(EMPTY)
+        self.failure: Exception | None = None
 
     def forget(self) -> None:
         """Let go of the load before, so that `lost` speaks of nothing but the one that begins now."""
@@ -96,11 +119,14 @@ class LoadSession:
         ticket = self.ticket
         if ticket is None or ticket.world_size == 1:
             return None
-        return survivors.lost_in_load(ranks.meet(ticket.rank, ticket.world_size, ticket.load_id))
+        peers = ranks.meet(ticket.rank, ticket.world_size, ticket.load_id)
+        return survivors.lost_in_load(peers)
 
 
 class CkptStoreReader(StorageReader):
     """Loads a committed checkpoint: the newest one, or the one that is asked for. Opening and loading write nothing.
+
+    Threads may share one; a name that DCP was given counts on the thread that gave it.
 
     Args:
         url: Root of the run; or an open store.
@@ -148,26 +174,24 @@ class CkptStoreReader(StorageReader):
         check_asked(checkpoint_id, step, seq)
         self._transfer = transfer or TransferOptions()
         self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
-        self._name, self._step, self._seq = checkpoint_id, step, seq
         self._only = None if only is None else _checked_prefixes(only)
-        self._session = LoadSession(allow_missing)
+        self._session = LoadSession(allow_missing, (checkpoint_id, step, seq))
         self._allow_unexpected, self._allow_cast, self._allow_pickle = allow_unexpected, allow_cast, allow_pickle
         self._verify_first = verify_first
         self._seconds = agree_timeout_seconds
         self._observer = observer
         self._ids: IdSource = SystemIds()
-        self._run: str | None = None
-        self._catalog: Catalog | None = None
-        self._chosen: Committed | None = None
-        self._contents = Contents(EMPTY)
-        self._failure: Exception | None = None
-        self.report: LoadReport | None = None
-        """What the last load did; None before it ended well."""
+        self._newest_report: LoadReport | None = None
+
+    @property
+    def report(self) -> LoadReport | None:
+        """What the last load of this thread did, of all threads if it began none; None before it ended well."""
+        return self._session.report if self._session.begun else self._newest_report
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Take the name of the next checkpoint to load."""
         if checkpoint_id is not None:
-            self._name, self._step, self._seq = plain_name(checkpoint_id), None, None
+            self._session.asked = plain_name(checkpoint_id), None, None
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Choose a checkpoint and return what it holds.
@@ -175,20 +199,23 @@ class CkptStoreReader(StorageReader):
         DCP turns an error of this call into an AssertionError without a cause, so it is kept and raised by the next
         one. (No parameter may be called `kwargs`: DCP would call again, with `rank=`.)
         """
-        self.report, self._failure, self._contents = None, None, Contents(EMPTY)
+        load = self._session
+        load.begin()
+        load.begun = True
         try:
             log = RunLog.open(self._store, observer=self._observer)
-            self._run, self._catalog = log.run, Catalog(log)
-            self._chosen = self._choose(self._catalog)
-            parts = load_parts(self._store, self._chosen)
-            self._contents = contents_of(parts, only=self._only)
+            load.run, load.catalog = log.run, Catalog(log)
+            load.chosen = self._choose(load.catalog)
+            parts = load_parts(self._store, load.chosen)
+            load.contents = contents_of(parts, only=self._only)
         except Exception as error:  # noqa: BLE001  (raised by set_up_storage_reader)
-            self._failure = error
-        return self._contents.metadata
+            load.failure = error
+        return load.contents.metadata
 
     def _choose(self, catalog: Catalog) -> Committed:
-        if (self._name, self._step, self._seq) != (None, None, None):
-            return catalog.find(self._name, step=self._step, seq=self._seq)
+        name, step, seq = self._session.asked
+        if (name, step, seq) != (None, None, None):
+            return catalog.find(name, step=step, seq=seq)
         newest = catalog.latest()
         if newest is None:
             raise NotFoundError(
@@ -207,15 +234,15 @@ class CkptStoreReader(StorageReader):
             raise InvalidInputError(
                 "Loading without collectives is not supported.", hint="Leave use_collectives alone."
             )
-        if self._failure is not None:
-            raise self._failure
+        if self._session.failure is not None:
+            raise self._session.failure
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Add which checkpoint this rank chose, and what its target asks for."""
-        assert self._chosen is not None  # noqa: S101  (set_up_storage_reader has raised otherwise)
+        assert self._session.chosen is not None  # noqa: S101  (set_up_storage_reader has raised otherwise)
         ours = isinstance(plan.planner_data, tuple)  # StrictLoadPlanner's
         keys = plan.planner_data if ours else (item.storage_index.fqn for item in plan.items)
-        choice = Choice(self._chosen.seq, self._chosen.blake3, frozenset(keys), ours)
+        choice = Choice(self._session.chosen.seq, self._session.chosen.blake3, frozenset(keys), ours)
         return dataclasses.replace(plan, storage_data=choice)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -236,17 +263,17 @@ class CkptStoreReader(StorageReader):
         ]
 
     def _tell_passed_over(self) -> None:
-        if self._observer is silent or (self._name, self._step, self._seq) != (None, None, None):
+        if self._observer is silent or self._session.asked != (None, None, None):
             return
-        assert self._catalog is not None  # noqa: S101  (read_metadata chose from it)
-        assert self._chosen is not None  # noqa: S101  (the same)
+        assert self._session.catalog is not None  # noqa: S101  (read_metadata chose from it)
+        assert self._session.chosen is not None  # noqa: S101  (the same)
         with contextlib.suppress(CkptStoreError):  # what is told can never fail a load
-            for name, reason in self._catalog.passed_over(self._chosen):
+            for name, reason in self._session.catalog.passed_over(self._session.chosen):
                 tell(self._observer, PassedOver(name, reason))
 
     def _unasked(self, choices: Sequence[Choice]) -> tuple[str, ...]:
         """Return the keys that no rank asks for, refusing them unless that is allowed."""
-        held = self._contents.metadata.state_dict_metadata
+        held = self._session.contents.metadata.state_dict_metadata
         asked = frozenset[str]().union(*(choice.keys for choice in choices))
         if not all(choice.all_keys for choice in choices):
             asked |= {key for key, it in held.items() if isinstance(it, TensorStorageMetadata) and 0 in it.size}
@@ -254,7 +281,8 @@ class CkptStoreReader(StorageReader):
         if unasked and not self._allow_unexpected:
             raise IncompatibleStateError(
                 f"{len(unasked)} keys of the checkpoint are in no rank's target: {', '.join(unasked[:8])}.",
-                hint="Give the target these keys, load a part with only=(...), or pass allow_unexpected=True.",
+                hint="Give the target these keys (an optimizer that never stepped has none: take its state from DCP's "
+                "get_state_dict), load a part with only=(...), or pass allow_unexpected=True.",
                 unexpected=unasked[:200],
                 unexpected_count=len(unasked),
                 asked=sorted(asked)[:200],
@@ -274,7 +302,7 @@ class CkptStoreReader(StorageReader):
         """
         began = time.monotonic()
         ticket = plan.storage_data
-        if not isinstance(ticket, LoadTicket) or self._chosen is None:
+        if not isinstance(ticket, LoadTicket) or self._session.chosen is None:
             raise InvalidInputError("This plan was not made by this reader.", hint="Use one reader for one load.")
         reads, values = Reads((), ()), []
         self._session.ticket = ticket
@@ -282,7 +310,7 @@ class CkptStoreReader(StorageReader):
 
         def check() -> None:
             nonlocal reads, values
-            reads = reads_of(plan, planner, self._contents)
+            reads = reads_of(plan, planner, self._session.contents)
             check_dtypes(reads, allow_cast=self._allow_cast)
             fetcher.check_structure(reads.shards)
             values = fetcher.values(reads.values, allow_pickle=self._allow_pickle)
@@ -317,12 +345,13 @@ class CkptStoreReader(StorageReader):
             raise
 
     def _end(self, reads: Reads, ticket: LoadTicket, planner: LoadPlanner, fetched: int, seconds: float) -> None:
-        assert self._chosen is not None  # noqa: S101  (checked by read_data)
-        name, seq = self._chosen.commit.checkpoint_id, self._chosen.seq
+        assert self._session.chosen is not None  # noqa: S101  (checked by read_data)
+        name, seq = self._session.chosen.commit.checkpoint_id, self._session.chosen.seq
         missing = tuple(getattr(planner, "missing", ()))
-        if self._run is not None:
-            incarnations.note_loaded(self._store.url, self._run, seq)
-        self.report = LoadReport(name, seq, ticket.skipped, missing, reads.casts, fetched)
+        if self._session.run is not None:
+            incarnations.note_loaded(self._store.url, self._session.run, seq)
+        self._session.report = LoadReport(name, seq, ticket.skipped, missing, reads.casts, fetched)
+        self._newest_report = self._session.report
         tell(self._observer, Loaded(name, seq, fetched, seconds))
 
     @classmethod

@@ -56,6 +56,11 @@ def rollback(
         print_json({**_changed(store, target, changed=bool(seqs)), "set_aside": seqs})
     elif seqs:
         print_line(f"{_exact(target)} is the latest; set aside: {', '.join(map(str, seqs))}. Nothing was deleted.")
+        if store.reign is not None:
+            print_line(
+                f"Job {store.reign.job} on {store.reign.host} holds this run: if it still runs, stop it and start it "
+                "again, or what it saves next is the latest."
+            )
     else:
         print_line(f"{_exact(target)} is the latest already; nothing was changed.")
     return Exit.FINE

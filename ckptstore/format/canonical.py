@@ -48,6 +48,19 @@ def canonical_json(value: object, *, what: str = "This value", max_depth: int = 
         ) from None
 
 
+def check_written(value: object) -> None:
+    """Check that `value`, from JSON, is within what `canonical_json` writes: what was read must be foldable.
+
+    Raises:
+        InvalidInputError: It is nested too deeply, or holds a number or text that is not written. Nothing deeper than
+            the limit is looked into.
+    """
+    try:
+        _plain(value, MAX_DEPTH - 1)  # which counts those that may still stand inside
+    except _Unwritable as found:
+        raise InvalidInputError(f"{str(next(reversed(found.steps), 'it'))[:_SHOWN]!r} {found.fault}.") from None
+
+
 class _Unwritable(Exception):  # noqa: N818  (it does not leave this file)
     """Something is not JSON. The way to it is gathered while it is raised, so that what is written costs no path."""
 

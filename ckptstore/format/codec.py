@@ -21,6 +21,8 @@ MAX_ITEMS = 131_072
 MAX_DIRECT_PARTS = 128
 """Parts that one COMMIT record can name (64 KiB, names of 120 bytes); more hang under a root part."""
 MAX_INFLATED_BYTES = 512 * MIB
+MAX_PART_BYTES = MAX_INFLATED_BYTES + MIB
+"""Of the gzip object: what does not shrink grows by less than a thousandth."""
 _LEVEL = 6
 _GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # no name, no time, no system: RFC 1952
 
@@ -96,7 +98,7 @@ def decode_part(body: bytes, ref: PartRef) -> Part:
         fields = Fields(value)
         tensors: list[TensorMeta] = tensors_from(fields.list("tensors"))
         shards = tuple(shard_from(Fields(shard), tensors) for shard in fields.list("shards"))
-    except Fault as fault:
+    except (Fault, RecursionError) as fault:  # what is nested deeply cannot be shown
         raise _bad(ref, str(fault)) from fault
     ranks = [stored.shard.rank for stored in shards]
     if ranks != sorted(set(ranks)) or (ranks and not ref.ranks[0] <= ranks[0] <= ranks[-1] <= ref.ranks[1]):
@@ -119,7 +121,7 @@ def decode_root(body: bytes, ref: PartRef) -> tuple[PartRef, ...]:
     value = _inflate(body, ref, kind="root")
     try:
         refs = tuple(ref_from(each) for each in Fields(value).list("parts"))
-    except Fault as fault:
+    except (Fault, RecursionError) as fault:
         raise _bad(ref, str(fault)) from fault
     if any(each.is_root for each in refs):
         raise _bad(ref, "lists another root part")
@@ -151,11 +153,14 @@ def ref_from(value: object) -> PartRef:
     root = fields.value.get("root", False)
     if not isinstance(root, bool):
         raise Fault("has a `root` that is neither true nor false")
+    path, size, inflated = fields.text("path"), fields.integer("size"), fields.integer("inflated")
+    if size > MAX_PART_BYTES or inflated > MAX_INFLATED_BYTES:  # nobody makes room for what cannot be
+        raise Fault(f"has {size} bytes that hold {inflated}; {MAX_PART_BYTES} that hold {MAX_INFLATED_BYTES} may be")
     return PartRef(
-        path=fields.text("path"),
-        size=fields.integer("size"),
+        path=path,
+        size=size,
         blake3=fields.digest("blake3"),
-        inflated=fields.integer("inflated"),
+        inflated=inflated,
         ranks=(first, last),
         is_root=root,
     )

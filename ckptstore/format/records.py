@@ -277,7 +277,7 @@ def decode_record(body: bytes, *, seq: int, run: str) -> tuple[Envelope, Record,
         expected, found = blake3(head).hexdigest(), body[len(head) :][-67:-3].decode(errors="replace")
         raise _damaged(key, "is cut, altered or too long", expected=expected, found=found)
     try:
-        value = canonical.table(parse_json(head + b"}", what=key))
+        value = canonical.table(_parsed(head + b"}", key))
         envelope = read_fields(Envelope, value, prev=canonical.digest, fold=canonical.optional(canonical.digest))
         kind = canonical.text(value.get("kind"))
     except (InvalidInputError, IntegrityError) as error:
@@ -359,6 +359,12 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
+def _parsed(body: bytes, key: str) -> Any:
+    value = parse_json(body, what=key)
+    canonical.check_written(value)  # first: what is read of it may be shown, and shall be folded
+    return value
+
+
 def _seal(head: bytes) -> bytes:
     return b',"self":"' + blake3(head).hexdigest().encode() + b'"}\n'
 
@@ -381,7 +387,7 @@ def decode_run(body: bytes) -> RunFile:
         UnsupportedError: A newer release wrote it.
     """
     try:
-        run = read_fields(RunFile, parse_json(body, what=RUN_KEY))
+        run = read_fields(RunFile, _parsed(body, RUN_KEY))
     except (InvalidInputError, IntegrityError) as error:
         raise _damaged(RUN_KEY, f"is not what was written: {error.message}") from error
     if run.format > FORMAT:
@@ -406,4 +412,4 @@ def decode_latest(body: bytes) -> LatestHint:
     head = body[: -len(_seal(b""))]
     if body[len(head) :] != _seal(head):
         raise _damaged(LATEST_KEY, "is cut or altered")
-    return read_fields(LatestHint, parse_json(head + b"}", what=LATEST_KEY), record_blake3=canonical.digest)
+    return read_fields(LatestHint, _parsed(head + b"}", LATEST_KEY), record_blake3=canonical.digest)

@@ -72,17 +72,20 @@ class LocalStore:
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return the whole object. See `ObjectStore.get`."""
         with self._opened(key) as descriptor:
-            # One byte more than is allowed tells a longer object, even one that grows meanwhile.
-            body = _read(descriptor, 0, max_bytes + 1)
-        if len(body) > max_bytes:
-            raise IntegrityError(f"{key} has more than the {max_bytes} bytes that are allowed.", key=key)
+            size = os.fstat(descriptor).st_size
+            if size > max_bytes:
+                raise IntegrityError(f"{key} has {size} bytes, at most {max_bytes} are allowed.", key=key)
+            body = _read(descriptor, 0, size + 1)  # room for what is there, and a byte that tells whether it grows
+        if len(body) != size:
+            raise IntegrityError(f"{key} was changed while it was read: it had {size} bytes.", key=key)
         return body
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
         checked_range(key, start, length)
         with self._opened(key) as descriptor:
-            piece = _read(descriptor, start, length)
+            fits = start + length <= os.fstat(descriptor).st_size  # else no room is made for it
+            piece = _read(descriptor, start, length) if fits else b""
         if len(piece) != length:
             raise IntegrityError(f"{key} ends before {start + length}.", key=key)
         return piece

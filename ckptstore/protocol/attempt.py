@@ -10,7 +10,7 @@ from typing import Any
 from ckptstore.errors import InvalidInputError, NotFoundError
 from ckptstore.events import AttemptBegan, tell
 from ckptstore.format.canonical import canonical_json
-from ckptstore.format.codec import MAX_DIRECT_PARTS, PartRef
+from ckptstore.format.codec import MAX_DIRECT_PARTS, MAX_INFLATED_BYTES, MAX_PART_BYTES, PartRef
 from ckptstore.format.layout import Stem, encode_name
 from ckptstore.format.records import Commit, Envelope, ShardTotals, encode_record
 from ckptstore.format.version import FORMAT
@@ -154,7 +154,7 @@ def begin(
 def _check_encodable(attempt: Attempt) -> None:
     """Encode the largest commit that this attempt can end in, so that nothing is refused after the upload."""
     path = attempt.stem.part_key(0)
-    part = PartRef(path, MAX_INTEGER, "0" * 64, MAX_INTEGER, (0, attempt.world_size))
+    part = PartRef(path, MAX_PART_BYTES, "0" * 64, MAX_INFLATED_BYTES, (0, attempt.world_size))
     record = attempt.record(
         shards=ShardTotals(attempt.world_size, MAX_INTEGER),
         parts=[part] * MAX_DIRECT_PARTS,

@@ -111,7 +111,7 @@ class Catalog:
             exactly = [f"{_exact_name(each)} ({each.set_aside})" for each in named]
             raise NotFoundError(
                 f"All checkpoints of {wanted} are set aside: {', '.join(exactly[-MAX_SHOWN:])}.",
-                hint="Name one exactly, as NAME@SEQ, to load it all the same.",
+                hint="Name one exactly, as NAME@SEQ; `ckptstore restore URL NAME@SEQ` makes it selectable again.",
                 set_aside=exactly,
             )
         if checkpoint_id is not None:

@@ -100,6 +100,14 @@ class BytesConformance(_Conformance):
             store.get("a", max_bytes=4)
         assert store.get("a", max_bytes=5) == b"12345"
 
+    def test_no_room_is_made_for_what_is_only_claimed(self, store: ObjectStore) -> None:
+        store.put("a", b"12345")
+        for claimed in (10**12, 2**62, 2**63 - 1):
+            assert store.get("a", max_bytes=claimed) == b"12345"
+            for start in (0, 3, 2**60):
+                with pytest.raises(IntegrityError):
+                    store.get_range("a", start=start, length=claimed)
+
     def test_ranges_are_exact(self, store: ObjectStore) -> None:
         store.put("a", b"0123456789")
         assert store.get_range("a", start=0, length=10) == b"0123456789"

@@ -13,7 +13,7 @@ from ckptstore.format.dtypes import dtype_named
 from ckptstore.format.shard import Shard, StoredItem, TensorMeta
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
-from ckptstore.transfer.download import BoxRead, read_boxes
+from ckptstore.transfer.download import BoxRead, check_size, in_flight, read_boxes
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, lengths
 
@@ -60,8 +60,7 @@ def read_bytes(
     """
     offsets, lengths = box
     width = dtype_named(items[0][1].chunk.tensor.dtype).itemsize
-    out = np.empty((*lengths, width), dtype=np.uint8)
-    reads: list[BoxRead] = []
+    found: list[tuple[Shard, StoredItem, Box, tuple[slice, ...]]] = []
     for shard, item in items:
         chunk = item.chunk
         low = tuple(max(a, b) for a, b in zip(offsets, chunk.offsets, strict=True))
@@ -73,8 +72,8 @@ def read_bytes(
             continue
         inside = tuple(a - b for a, b in zip(low, chunk.offsets, strict=True))
         target = tuple(slice(a - b, a - b + n) for a, b, n in zip(low, offsets, size, strict=True))
-        reads.append(BoxRead(shard=shard, item=item, offsets=inside, lengths=size, out=out[target]))
-    covered = sum(math.prod(read.lengths) for read in reads)
+        found.append((shard, item, (inside, size), target))
+    covered = sum(math.prod(size) for _, _, (_, size), _ in found)
     if covered != math.prod(lengths):
         name = items[0][1].chunk.tensor.name
         raise IntegrityError(
@@ -82,5 +81,10 @@ def read_bytes(
             hint="Run `ckptstore verify URL --level full` and load an older checkpoint.",
             key=name,
         )
+    # A manifest may claim any number of bytes: room is made for those that are there.
+    shards = list({shard.path: shard for shard, *_ in found}.values())
+    in_flight(shards, lambda shard: check_size(store, shard), limit=options.fetches_in_flight)
+    out = np.empty((*lengths, width), dtype=np.uint8)
+    reads = [BoxRead(shard, item, *inside, out[target]) for shard, item, inside, target in found]
     read_boxes(store, reads, options=options)
     return out

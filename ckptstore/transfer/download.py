@@ -21,7 +21,7 @@ from ckptstore.options import TransferOptions
 from ckptstore.transfer.boxes import as_elements, scatter
 from ckptstore.transfer.spans import BoxRead, Leaf, Span, Wanted, spans_of, wanted_by_shard
 
-__all__ = ["BoxRead", "ReadStats", "check_shard", "read_boxes", "verify_shard"]
+__all__ = ["BoxRead", "ReadStats", "check_shard", "check_size", "read_boxes", "verify_shard"]
 
 MAX_NAMED = 20
 
@@ -225,10 +225,19 @@ def check_shard(store: ObjectStore, shard: Shard) -> None:
     structure(store, shard)
 
 
-def structure(store: ObjectStore, shard: Shard) -> tuple[bytes, bytes]:
-    """Return a shard's header and leaf table, after all the checks of `check_shard`; raises as it does."""
+def check_size(store: ObjectStore, shard: Shard) -> None:
+    """Check that a shard has the recorded size, before room is made for anything of it.
+
+    Raises:
+        IntegrityError: It has another, or is missing.
+    """
     with _there(shard):
         expect(shard, "size", store.head(shard.path).size, shard.size)
+
+
+def structure(store: ObjectStore, shard: Shard) -> tuple[bytes, bytes]:
+    """Return a shard's header and leaf table, after all the checks of `check_shard`; raises as it does."""
+    check_size(store, shard)
     header = _range(store, shard, 0, shard.header_bytes)
     expect(shard, "header", hexdigest(header), shard.header_blake3)
     table = leaf_table(store, shard)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 
-from ckptstore.errors import IntegrityError, InvalidInputError
+from ckptstore.errors import IntegrityError, InvalidInputError, OutcomeUnknownError, UnavailableError
 from ckptstore.format.checksum import LeafHasher, hexdigest
 from ckptstore.format.shard import Shard, ShardLayout, StoredItem, shard_root
 from ckptstore.objectstore.port import ObjectStore, Upload
@@ -40,12 +41,12 @@ def upload_shard(
     Raises:
         InvalidInputError: An item has more or fewer bytes than the layout says, or there are more or fewer items.
         IntegrityError: The store says that it holds another number of bytes.
-        OutcomeUnknownError: The object may or may not be there.
+        UnavailableError: The object may or may not be there: nothing refers to it, so nothing is lost by saving again.
 
     If killed: nothing under `key`, or the whole shard; perhaps an incomplete upload. Nothing refers to either.
     """
     hasher = LeafHasher()
-    with store.open_upload(key, size=layout.size) as upload:
+    with _uncommitted(key), store.open_upload(key, size=layout.size) as upload:
         sink = _Joined(upload)
         sink.write(memoryview(layout.header))
         _send_items(layout.items, _cut(bodies, options.part_bytes), hasher, sink)
@@ -72,6 +73,18 @@ def upload_shard(
         leaf_table_offset=layout.leaf_table_offset,
         leaf_table_blake3=hexdigest(table),
     )
+
+
+@contextlib.contextmanager
+def _uncommitted(key: str) -> Iterator[None]:
+    try:
+        yield
+    except OutcomeUnknownError as error:  # only of a record does it matter: this key is the attempt's own (I6)
+        raise UnavailableError(
+            f"Whether {key} was stored is not known. Nothing was committed: {error.message}",
+            hint="Save again.",
+            **{**error.facts, "key": key},
+        ) from error
 
 
 def _send_items(

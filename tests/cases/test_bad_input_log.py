@@ -16,6 +16,7 @@ from ckptstore.errors import IntegrityError, UnsupportedError
 from ckptstore.format.layout import slot_key, state_key
 from ckptstore.objectstore.urls import open_store
 from ckptstore.protocol import reading
+from ckptstore.protocol.log import RunLog
 
 LATER = {
     "kind": {"kind": "MERGE"},
@@ -119,6 +120,59 @@ def test_a_record_that_is_not_what_was_written_is_refused_by_every_face(files, t
     refused_by_all_faces(run, IntegrityError, named, commands=tuple(COMMANDS))
     readable = seq + (harm == "another valid record")
     assert [each["seq"] for each in command("log", run)[1]["records"]] == list(range(readable))
+
+
+def nested(depth):
+    return "[" * depth + "]" * depth
+
+
+def inside(depth):
+    return '{"x":' + nested(depth) + "}"
+
+
+# What no release of this format writes, in a record whose seal and links are right: fields of the commit, as JSON.
+IMPOSSIBLE = {
+    "nested 65 deep": ("training_state", inside(63)),
+    "nested 500 deep": ("training_state", inside(498)),
+    "nested 20,000 deep": ("training_state", inside(19_998)),
+    "a deep list for a number": ("global_step", nested(800)),
+    "half a letter": ("training_state", r'{"x":"\ud800"}'),
+    "half a letter in a key": ("training_state", r'{"\udfff":1}'),
+    "half a letter in a tag": ("tags", r'["\ud800"]'),
+    "a number of 1,001 digits": ("training_state", '{"x":1' + "0" * 1000 + "}"),
+    "a part of 2^63 - 1 bytes": ("parts", lambda parts: [{**parts[0], "size": 2**63 - 1}]),
+    "a part of 10^12 bytes": ("parts", lambda parts: [{**parts[0], "size": 10**12}]),
+    "a part that holds 10^12 bytes": ("parts", lambda parts: [{**parts[0], "inflated": 10**12}]),
+}
+
+
+def with_field(body, name, text):
+    """Return the record with one field spelled as `text`, which Python need not be able to write."""
+    value = json.loads(body)
+    spelled = json.dumps(text(value[name])) if callable(text) else text
+    value[name] = "HERE"
+    head = sealed(value).rpartition(b',"self":')[0].replace(b'"HERE"', spelled.encode())
+    return head + b',"self":"' + blake3(head).hexdigest().encode() + b'"}\n'
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_a_sealed_record_that_no_release_writes_is_damage_for_every_face(files, tmp_path, what):
+    """It must not be folded: the hash of the fold, at the next multiple of 64, could never be made."""
+    run = tmp_path / "run"
+    shutil.copytree(files, run)
+    key = slot_key(3)
+    (run / key).write_bytes(with_field((run / key).read_bytes(), *IMPOSSIBLE[what]))
+    refused_by_all_faces(run, IntegrityError, key, commands=tuple(COMMANDS))
+
+
+def test_what_is_nested_as_deep_as_is_allowed_is_read_and_folded(files, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(files, run)
+    path = run / slot_key(3)
+    path.write_bytes(with_field(path.read_bytes(), "training_state", inside(62)))
+    fold = RunLog.open(open_store(run)).fold
+    assert nested(62).encode() in fold.encode()
+    assert CheckpointStore.open(run).latest().seq == 3
 
 
 @pytest.mark.parametrize("harm", ["cut", "empty", "not UTF-8", "huge", "another run's"])

@@ -183,7 +183,8 @@ def save_but_rank_one_never_uploads(url, name, seed):
             die()
         return act()
 
-    sw.save(sharded(seed), checkpoint_id=name, storage_writer=writer(tapped(url, tap)))
+    saving = writer(tapped(url, tap), agree_timeout_seconds=5)  # for who never comes
+    sw.save(sharded(seed), checkpoint_id=name, storage_writer=saving)
 
 
 def test_one_shard_of_two_that_is_written_again_is_never_mixed_with_the_other(gang, root):

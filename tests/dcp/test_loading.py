@@ -1,5 +1,8 @@
 import dataclasses
 import json
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -284,3 +287,32 @@ def test_what_was_loaded_is_the_parent_of_the_first_commit(url):
     writer = sw.CkptStoreWriter(url)
     sw.save({"x": torch.ones(1)}, checkpoint_id="again", storage_writer=writer)
     assert writer.committed.commit.parent == 1
+
+
+def test_threads_that_share_a_reader_each_get_their_own_checkpoint(url):
+    for step in range(3):
+        saved(url, {"w": torch.full((64,), float(step))}, name=f"step-{step}")
+    reader, together = sw.CkptStoreReader(url), threading.Barrier(3, timeout=30)
+
+    def load_some(step):
+        for _ in range(5):
+            together.wait()
+            target = {"w": torch.zeros(64)}
+            sw.load(target, checkpoint_id=f"step-{step}", storage_reader=reader)
+            assert target["w"].tolist() == [float(step)] * 64
+            assert reader.report.checkpoint_id == f"step-{step}"
+        return step
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(load_some, range(3), timeout=60)) == [0, 1, 2]
+    assert reader.report.checkpoint_id.startswith("step-")  # asked by a thread that loaded nothing itself
+
+
+def test_a_readers_copy_loads_what_the_reader_was_made_for(tmp_path):
+    for step in range(2):
+        saved(tmp_path, {"w": torch.full((4,), float(step))}, name=f"step-{step}")
+    made = sw.CkptStoreReader(tmp_path, checkpoint_id="step-0")
+    reader = pickle.loads(pickle.dumps(made))  # noqa: S301  (made on the line before)
+    target = {"w": torch.ones(4)}
+    sw.load(target, storage_reader=reader)
+    assert target["w"].tolist() == [0.0] * 4

@@ -44,6 +44,32 @@ def test_every_test_that_the_evidence_names_exists():
     assert missing == []
 
 
+def run_example(number, url, **given):
+    """Run an example of README.md on the run at `url`; return its variables."""
+    example = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[number]
+    assert "s3://bucket/runs/llama-7b" in example
+    exec(example.replace("s3://bucket/runs/llama-7b", url), given)  # noqa: S102  (our own document)
+    return given
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_example_of_a_training_starts_fresh_and_then_resumes(tmp_path):
+    import torch  # noqa: PLC0415  (the other tests here do without)
+
+    def trained():
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        ran = run_example(0, str(tmp_path / "run"), torch=torch, model=model, optimizer=optimizer)
+        return model, optimizer, int(ran["state"]["step"])
+
+    first, _, step = trained()
+    resumed, optimizer, _ = trained()
+    assert step == 12000
+    assert torch.equal(first.weight, resumed.weight)
+    assert len(optimizer.state) == 2
+    assert [each.global_step for each in ckptstore.CheckpointStore.open(tmp_path / "run").checkpoints()] == [12000] * 2
+
+
 def test_the_example_without_torch_runs_as_it_is_printed(tmp_path):
     url, name = str(tmp_path / "run"), "model.layers.0.wq.weight"
     log, job = RunLog.create(open_store(url)), Incarnation.new(job="llama")
@@ -55,11 +81,7 @@ def test_the_example_without_torch_runs_as_it_is_printed(tmp_path):
         path = attempt.stem.shard_key(0)
         shard = upload_shard(log.store, path, layout, [[weight.tobytes()]], rank=0, options=TransferOptions())
         commit(log, job, attempt, [StoredShard(shard, layout.items)])
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (example,) = [block for block in blocks if "from ckptstore import" in block]
-    assert "s3://bucket/runs/llama-7b" in example
-    ran = {}
-    exec(example.replace("s3://bucket/runs/llama-7b", url), ran)  # noqa: S102  (our own document)
+    ran = run_example(1, url)
     assert (ran["checkpoint"].checkpoint_id, ran["checkpoint"].global_step) == ("step-12000", 12000)
     assert np.array_equal(ran["weight"], weight[:128])
     store = ckptstore.CheckpointStore.open(url)

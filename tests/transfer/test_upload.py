@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transfer_samples import random_bytes, upload, value, whole
 
-from ckptstore.errors import IntegrityError, InvalidInputError, NotFoundError
+from ckptstore.errors import IntegrityError, InvalidInputError, NotFoundError, OutcomeUnknownError, UnavailableError
 from ckptstore.format.shard import lay_out, shard_root
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.port import ObjectInfo
@@ -32,6 +32,33 @@ def test_the_receipt_says_what_stands_in_the_store():
     assert shard.leaf_table_blake3 == blake3(table).hexdigest()
     assert shard.root == shard_root(header, table)
     assert int.from_bytes(header[:8], "little") == len(header) - 8
+
+
+class UnansweringStore(MemoryStore):
+    """Gives no answer to the end of an upload, or to a part of it."""
+
+    def __init__(self, silent):
+        super().__init__()
+        self.silent = silent
+
+    def open_upload(self, key, *, size):
+        upload = super().open_upload(key, size=size)
+
+        def unanswered(*_):
+            raise OutcomeUnknownError(f"PUT {key}: no answer.", key=key)
+
+        setattr(upload, self.silent, unanswered)
+        return upload
+
+
+@pytest.mark.parametrize("silent", ["write", "complete"])
+def test_an_upload_without_an_answer_says_that_nothing_was_committed(silent):
+    """I6: nobody else writes the key and nothing refers to it, so there is no log to look into."""
+    chunk = whole("w", "uint8", (10,))
+    with pytest.raises(UnavailableError, match="Nothing was committed") as caught:
+        upload(UnansweringStore(silent), [chunk], [random_bytes(chunk)], key="k")
+    assert caught.value.hint == "Save again."
+    assert caught.value.facts["key"] == "k"
 
 
 @settings(max_examples=50, deadline=None)

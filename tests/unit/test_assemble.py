@@ -5,7 +5,7 @@ import pytest
 
 from ckptstore.errors import IntegrityError, InvalidInputError
 from ckptstore.format.layout import Stem
-from ckptstore.format.shard import Chunk, TensorMeta, lay_out
+from ckptstore.format.shard import Chunk, Shard, StoredItem, TensorMeta, lay_out, leaf_bytes_of
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.options import TransferOptions
 from ckptstore.transfer.assemble import box_of, read_bytes, whole
@@ -49,6 +49,17 @@ def test_a_whole_tensor_comes_back_from_three_shards(store, items):
 )
 def test_any_box_is_what_numpy_would_slice(store, items, index):
     assert np.array_equal(read(store, items, box_of(TENSOR, index)), MATRIX[index])
+
+
+def test_no_room_is_made_for_a_tensor_that_only_a_manifest_has(store):
+    huge = Chunk(TensorMeta("w", "uint8", (2**50,)), (0,), (2**50,), 2**50)
+    item = StoredItem(huge, 16, leaf_bytes_of(2**50), 0)
+    end = 16 + 2**50
+    size = end + item.leaf_count * 32
+    store.put("shard", b"x" * 100)
+    shard = Shard(0, "shard", size, None, "0" * 64, 16, "0" * 64, end, "0" * 64)
+    with pytest.raises(IntegrityError, match="shard is 100"):
+        read_bytes(store, [(shard, item)], whole(huge.tensor), options=TransferOptions())
 
 
 @pytest.mark.parametrize("index", [(slice(None, None, 2),), (slice(0),) * 3])
