@@ -44,6 +44,7 @@ def save(
         Exception: What a `state_dict()` of the user's raised, on the ranks where it did; the others miss them.
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
+        KeyboardInterrupt: It came to this rank once the save was committed; a note says in which slot.
 
     If killed: see `CkptStoreWriter.finish`.
     """
@@ -68,6 +69,9 @@ def save(
         ours = _ours(failed, session)
         if ours is None:
             raise
+        if session.save is not None and (interrupt := session.save.interrupt) is not None:
+            interrupt.add_note(ours.message)  # it was held back until the commit was decided
+            raise interrupt from None
         raise ours from failed
 
 

@@ -39,6 +39,8 @@ class Save:
     set_up: bool = False
     begun: tuple[Incarnation, Attempt] | None = None
     committed: int | None = None
+    interrupt: BaseException | None = None
+    """What interrupted it after it was committed."""
 
 
 def agreed(

@@ -335,10 +335,22 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
             save.committed = None
             raise
         except BaseException as interrupt:  # I5: DCP would report a failure, and the commit may stand
-            raise CommitUnknownError(
+            raise self._interrupted(save, log, interrupt) from interrupt
+
+    def _interrupted(self, save: Save, log: RunLog, interrupt: BaseException) -> CommitUnknownError:
+        assert save.begun is not None  # noqa: S101  (it was committing)
+        seq = log.fold.committed_at(str(save.begun[1].stem))  # the append was waited for
+        if seq is None:
+            return CommitUnknownError(
                 f"The save of {save.name} was interrupted during its commit: {interrupt!r}.",
                 hint="Delete nothing. Run `ckptstore log URL` to see whether it was committed.",
-            ) from interrupt
+            )
+        self.committed, save.committed, save.interrupt = log.fold.commits.get(seq), seq, interrupt
+        return CommitUnknownError(
+            f"The save of {save.name} was committed in slot {seq}, and interrupted after that: {interrupt!r}.",
+            hint="Delete nothing: the checkpoint is there. Run `ckptstore ls URL`.",
+            seq=seq,
+        )
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

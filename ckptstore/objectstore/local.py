@@ -9,6 +9,7 @@ called `.ckptstore-tmp-*`, and is nobody's once its process has ended).
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -136,11 +137,13 @@ class LocalStore:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise NotFoundError(f"{key} in {self.url} is no file.", key=key)
+                    raise _no_file(key, path)
                 yield descriptor
             finally:
                 os.close(descriptor)
         except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO) and (path.is_symlink() or path.is_socket()):
+                raise _no_file(key, path) from error  # a link, which is not followed, or a socket
             raise translated(error, path) from error
 
     def _walk(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
@@ -204,6 +207,16 @@ class LocalUpload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
+
+
+def _no_file(key: str, path: Path) -> IntegrityError:
+    # Never "not found": a slot in which something else stands would pass for the log's end.
+    return IntegrityError(
+        f"What stands at {path} is no file.",
+        hint=f"Look at {path}, and move away what is none of ours.",
+        key=key,
+        path=str(path),
+    )
 
 
 def _read(descriptor: int, start: int, length: int) -> bytes:

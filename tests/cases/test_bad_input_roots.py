@@ -10,6 +10,7 @@ from refusals import COMMANDS, SAVES, command_told, contents, load, refused_by_a
 import storage_writers as sw
 from ckptstore import CheckpointStore
 from ckptstore.errors import AccessDeniedError, IntegrityError, InvalidInputError, UnsupportedError
+from ckptstore.format.layout import slot_key
 from ckptstore.objectstore.urls import open_store
 
 NO_ROOTS = ["nope://x", "gs:/x", "s3:/bucket/x", "s3://", "s3://a b/x", "file://relative", "memory://", "", "a//b"]
@@ -51,6 +52,23 @@ def test_a_root_that_is_a_file_or_lies_below_one_is_refused_and_the_file_stays(t
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "hello")]
 
 
+@pytest.mark.parametrize("obstacle", ["directory", "link to nothing", "pipe"])
+def test_what_is_no_file_in_the_newest_slot_is_never_the_logs_end(tmp_path, obstacle):
+    """I2: the answer would be the checkpoint before, as if the newest one had never been."""
+    root = tmp_path / "run"
+    for name in "ab":
+        save(root, name)
+    slot = root / slot_key(2)
+    slot.unlink()
+    if obstacle == "directory":
+        slot.mkdir()
+    elif obstacle == "pipe":
+        os.mkfifo(slot)
+    else:
+        slot.symlink_to(tmp_path / "nothing")
+    refused_by_all_faces(root, IntegrityError, slot_key(2), commands=tuple(COMMANDS))
+
+
 @pytest.mark.parametrize("call", SAVES)
 @pytest.mark.parametrize("obstacle", ["run.json", "log", "data", "log/000000000002.json"])
 def test_what_stands_where_the_next_object_goes_ends_the_save_at_once_and_is_named(tmp_path, call, obstacle):
@@ -62,7 +80,8 @@ def test_what_stands_where_the_next_object_goes_ends_the_save_at_once_and_is_nam
     before = contents(root)
     with contextlib.suppress(FileExistsError):
         (root / obstacle).mkdir() if obstacle.endswith(".json") else (root / obstacle).write_text("x")
-    error = told(lambda: save(root, "b", call=call), UnsupportedError, obstacle, seconds=10)
+    kind = IntegrityError if obstacle.endswith(".json") else UnsupportedError  # met by who reads, or by who writes
+    error = told(lambda: save(root, "b", call=call), kind, obstacle, seconds=10)
     assert obstacle.split("/")[0] in error.hint
     after = contents(root)
     assert {key: after[key] for key in before} == before

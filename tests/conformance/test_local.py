@@ -13,6 +13,7 @@ import pytest
 
 from ckptstore.errors import (
     AccessDeniedError,
+    IntegrityError,
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
@@ -190,9 +191,12 @@ def test_links_and_pipes_are_neither_listed_nor_followed(store, tmp_path):
     (run / "data" / "file").symlink_to(tmp_path / "outside" / "secret")
     os.mkfifo(run / "data" / "pipe")
     assert [info.key for info in store.list("")] == ["data/a"]
-    for key in ("data/file", "data/pipe", "data"):
-        with pytest.raises(NotFoundError):
-            store.get(key, max_bytes=10)
+    (run / "data" / "nowhere").symlink_to(tmp_path / "nowhere")
+    for key in ("data/file", "data/nowhere", "data/pipe", "data"):
+        for ask in (lambda key: store.get(key, max_bytes=10), store.head):
+            with pytest.raises(IntegrityError, match="is no file") as caught:  # never absent: see `_no_file`
+                ask(key)
+            assert caught.value.facts["path"] == str(run / key)
         store.delete(key)
     assert (run / "data" / "file").is_symlink()
 

@@ -21,6 +21,7 @@ from ckptstore.errors import (
     UnsupportedError,
 )
 from ckptstore.events import Committed
+from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.urls import open_store
 from storage_writers import pickles
 
@@ -263,15 +264,38 @@ def test_two_keys_that_dcp_flattens_into_one_are_never_saved_as_one(url):
     assert objects(url) == []
 
 
-def test_an_interrupt_during_the_commit_is_never_reported_as_a_failure(url):
-    """I5: a save that is reported failed never appears later; whether this one did must be looked up."""
+@pytest.mark.parametrize("call", [sw.save, dcp.save])
+def test_an_interrupt_after_the_commit_is_never_reported_as_a_failure(url, call):
+    """I5: the commit stands, and whoever is told of the interrupt is told so."""
 
     def interrupt(event):
         if isinstance(event, Committed):
             raise KeyboardInterrupt
 
     writer = sw.CkptStoreWriter(url, observer=interrupt)
-    with pytest.raises(CommitUnknownError, match="interrupted"):
-        sw.save({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=writer)
+    with pytest.raises((KeyboardInterrupt, dcp.CheckpointException)) as caught:
+        call({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=writer)
+    if call is sw.save:
+        assert type(caught.value) is KeyboardInterrupt
+        assert "committed in slot 1" in caught.value.__notes__[-1]
+    else:
+        error = sw.cause(caught.value)
+        assert type(error) is CommitUnknownError
+        assert "committed in slot 1" in error.message
+    assert writer.committed.seq == 1
     sw.load({"w": torch.zeros(1)}, storage_reader=sw.CkptStoreReader(url, checkpoint_id="a"))
     sw.save({"w": torch.ones(1)}, checkpoint_id="b", storage_writer=sw.CkptStoreWriter(url))
+
+
+def test_an_interrupt_before_the_commit_is_decided_says_that_it_must_be_looked_up():
+    class InterruptedStore(MemoryStore):
+        def put(self, key, body, **more):
+            if "/part-" in key:
+                raise KeyboardInterrupt
+            return super().put(key, body, **more)
+
+    writer = sw.CkptStoreWriter(InterruptedStore())
+    with pytest.raises(CommitUnknownError, match="interrupted during its commit") as caught:
+        sw.save({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=writer)
+    assert "ckptstore log" in caught.value.hint
+    assert writer.committed is None
