@@ -87,13 +87,12 @@ class LoadSession(threading.local):
 
     Args:
         allow_missing: The reader's.
-        seconds: How long a rank that does not come is waited for.
         asked: Which checkpoint the reader was made for: name, step and seq.
     """
 
-    def __init__(self, allow_missing: bool, seconds: float, asked: Asked) -> None:  # noqa: FBT001  (of one caller)
-        self._given = allow_missing, seconds, asked
-        self.allow_missing, self.seconds = allow_missing, seconds
+    def __init__(self, allow_missing: bool, asked: Asked) -> None:  # noqa: FBT001  (of one caller)
+        self._given = allow_missing, asked
+        self.allow_missing = allow_missing
         self.asked = asked
         self.begun = False
         self.ticket: LoadTicket | None = None
@@ -121,7 +120,7 @@ class LoadSession(threading.local):
         if ticket is None or ticket.world_size == 1:
             return None
         peers = ranks.meet(ticket.rank, ticket.world_size, ticket.load_id)
-        return survivors.lost_in_load(peers, seconds=self.seconds)
+        return survivors.lost_in_load(peers)
 
 
 class CkptStoreReader(StorageReader):
@@ -176,7 +175,7 @@ class CkptStoreReader(StorageReader):
         self._transfer = transfer or TransferOptions()
         self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
         self._only = None if only is None else _checked_prefixes(only)
-        self._session = LoadSession(allow_missing, agree_timeout_seconds, (checkpoint_id, step, seq))
+        self._session = LoadSession(allow_missing, (checkpoint_id, step, seq))
         self._allow_unexpected, self._allow_cast, self._allow_pickle = allow_unexpected, allow_cast, allow_pickle
         self._verify_first = verify_first
         self._seconds = agree_timeout_seconds

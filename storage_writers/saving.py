@@ -187,7 +187,7 @@ class SaveSession:
         if save is None or save.peers.store is None:
             return None
         peers = dataclasses.replace(save.peers, channel=save.save_id)
-        return survivors.lost_in_save(peers, save.name, save.committed, seconds=self.seconds)
+        return survivors.lost_in_save(peers, save.name, save.committed)
 
     def __reduce__(self) -> tuple[object, ...]:
         # DCP sends the writer to the process that saves from a thread of its own.

@@ -19,6 +19,9 @@ from ckptstore.clock import SystemClock
 from ckptstore.errors import CkptStoreError, CommitUnknownError, DisagreementError
 from storage_writers.ranks import Peers
 
+LOOK_SECONDS = 5.0
+"""How long survivors look for each other. Who is kept in the collective until the group's time-out may come later."""
+
 UNKNOWN = -1
 """What the coordinator says of a commit whose outcome it does not know; else the slot, or None if there is none."""
 
@@ -35,17 +38,16 @@ def is_loss(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and raised_in == dist.distributed_c10d.__name__
 
 
-def lost_in_save(peers: Peers, name: str, committed: int | None, *, seconds: float) -> CkptStoreError:
+def lost_in_save(peers: Peers, name: str, committed: int | None) -> CkptStoreError:
     """Return the error of a save that lost ranks; the same on all survivors.
 
     Args:
         peers: Who saved; their channel is this save's alone.
         name: The checkpoint's.
         committed: What this rank knows of the commit. Only the coordinator's word counts (I5).
-        seconds: How long the others are waited for.
     """
-    words = _roll_call(peers, committed, seconds)
-    missing, who = _missing(peers, words, seconds)
+    words = _roll_call(peers, committed)
+    missing, who = _missing(peers, words)
     facts: dict[str, Any] = {"missing": missing, "world_size": peers.world_size}
     told = words.get(0, UNKNOWN)
     if told == UNKNOWN:
@@ -61,9 +63,9 @@ def lost_in_save(peers: Peers, name: str, committed: int | None, *, seconds: flo
     )
 
 
-def lost_in_load(peers: Peers, *, seconds: float) -> CkptStoreError:
+def lost_in_load(peers: Peers) -> CkptStoreError:
     """Return the error of a load that lost ranks; the same on all survivors."""
-    missing, who = _missing(peers, _roll_call(peers, None, seconds), seconds)
+    missing, who = _missing(peers, _roll_call(peers, None))
     return DisagreementError(
         f"{who} during a load. Targets may hold a mixture.",
         hint="Look for why that rank ended, and load again into fresh targets.",
@@ -72,10 +74,10 @@ def lost_in_load(peers: Peers, *, seconds: float) -> CkptStoreError:
     )
 
 
-def _roll_call(peers: Peers, word: int | None, seconds: float) -> Mapping[int, int | None]:
+def _roll_call(peers: Peers, word: int | None) -> Mapping[int, int | None]:
     """Leave `word`; return those of all who left one within the time, by rank."""
     keys = {str(rank): rank for rank in range(peers.world_size)}
-    deadline = _CLOCK.monotonic() + seconds
+    deadline = _CLOCK.monotonic() + LOOK_SECONDS
     try:
         store = PrefixStore(f"ckptstore/lost/{peers.channel}", peers.store)
         store.set(str(peers.rank), json.dumps(word))
@@ -86,10 +88,10 @@ def _roll_call(peers: Peers, word: int | None, seconds: float) -> Mapping[int, i
         return {peers.rank: word}
 
 
-def _missing(peers: Peers, words: Mapping[int, int | None], seconds: float) -> tuple[list[int], str]:
+def _missing(peers: Peers, words: Mapping[int, int | None]) -> tuple[list[int], str]:
     """Return the ranks that left no word, and a clause that says so."""
     missing = [rank for rank in range(peers.world_size) if rank not in words]
     if not missing:
         return [], f"The {peers.world_size} ranks lost the connection between them"
     shown = ", ".join(map(str, missing[:20])) + (", …" if len(missing) > 20 else "")  # noqa: PLR2004  (for people)
-    return missing, f"Rank {shown} of {peers.world_size} was lost, or did not answer for {seconds:g} s,"
+    return missing, f"Rank {shown} of {peers.world_size} was lost, or did not answer for {LOOK_SECONDS:g} s,"

@@ -37,17 +37,17 @@ def test_a_name_that_can_be_recorded_is_saved_found_loaded_verified_and_listed_a
 
 
 @pytest.mark.servers
-def test_every_such_name_can_be_used_on_an_object_store(s3_url):
-    for number, name in enumerate(ODD):
+def test_such_names_can_be_used_on_an_object_store(s3_url):
+    for number, name in enumerate(ODD[:16]):
         sw.save({"x": torch.tensor(number)}, checkpoint_id=name, storage_writer=sw.CkptStoreWriter(s3_url))
     store = CheckpointStore.open(s3_url)
-    assert [each.checkpoint_id for each in store.checkpoints()] == ODD[::-1]
-    for number, name in enumerate(ODD):
+    assert [each.checkpoint_id for each in store.checkpoints()] == ODD[15::-1]
+    for number, name in enumerate(ODD[:16]):
         assert store.verify(store.get(name), level="full").ok
         target = {"x": torch.tensor(-1)}
         sw.load(target, checkpoint_id=name, storage_reader=sw.CkptStoreReader(s3_url))
         assert target["x"] == number
-    assert command("ls", s3_url)[1]["committed"][0]["checkpoint_id"] == ODD[-1]
+    assert command("ls", s3_url)[1]["committed"][0]["checkpoint_id"] == ODD[15]
 
 
 @pytest.mark.parametrize("call", SAVES)

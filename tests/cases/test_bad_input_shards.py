@@ -65,7 +65,15 @@ def keys_of(run, file):
     return {key.split("/")[2].partition(".")[0]: key for key in found}
 
 
-@pytest.mark.parametrize("what", HARM)
+ON_AN_OBJECT_STORE = ("shard is gone", "shard is longer", "part is cut", "part is another one")
+
+
+@pytest.mark.parametrize(
+    ("run", "what"),
+    [("file", what) for what in HARM]
+    + [pytest.param("s3", what, marks=pytest.mark.servers) for what in ON_AN_OBJECT_STORE],
+    indirect=["run"],
+)
 def test_harm_to_the_structure_is_found_by_every_face_before_a_target_is_touched(run, what):
     """I4, I13."""
     file, harm = HARM[what]

@@ -122,15 +122,14 @@ def group_of(seconds):
     return dist.new_group(timeout=dt.timedelta(seconds=seconds))
 
 
-def exit_in_write(url, who, agree_seconds=4.0):
+def exit_in_write(url, who):
     group = group_of(2)
 
     def observe(event):
         if isinstance(event, UploadBegan) and dist.get_rank() == who:
             os._exit(3)
 
-    options = {"process_group": group, "agree_timeout_seconds": agree_seconds}
-    writer, state = sw.CkptStoreWriter(url, observer=observe, **options), sharded(7)
+    writer, state = sw.CkptStoreWriter(url, observer=observe, process_group=group), sharded(7)
     return outcome(lambda: sw.save(state, checkpoint_id="bad", storage_writer=writer, process_group=group))
 
 
@@ -151,7 +150,7 @@ def test_a_rank_that_exits_in_its_upload_is_named_by_all_survivors_and_nothing_i
     survivors = [each.value for rank, each in enumerate(outcomes) if rank != who]
     error = same_error([error for error, _ in survivors], kind, f"Rank {who} of 3 was lost", said)
     assert error.facts["missing"] == [who]
-    assert max(seconds for _, seconds in survivors) < 2 + 4 + SLACK_SECONDS
+    assert max(seconds for _, seconds in survivors) < 2 + 5 + SLACK_SECONDS
     assert [each.checkpoint_id for each in CheckpointStore.open(root).checkpoints()] == ["before"]
     assert gang.values(RANKS, load, root, 5) == [True] * RANKS
     gang.values(RANKS, save, root, "after", 9)
@@ -161,7 +160,7 @@ def test_a_rank_that_exits_in_its_upload_is_named_by_all_survivors_and_nothing_i
 def test_of_more_ranks_those_far_from_the_dead_one_hear_of_it_at_the_groups_time_out(gang, tmp_path):
     root = str(tmp_path / "run")
     gang.values(4, save, root, "before", 5)
-    outcomes = gang.run(4, exit_in_write, root, 1, 5.0)
+    outcomes = gang.run(4, exit_in_write, root, 1)
     survivors = [each.value for rank, each in enumerate(outcomes) if rank != 1]
     error = same_error(
         [error for error, _ in survivors], DisagreementError, "Rank 1 of 4 was lost", "Nothing was committed"
@@ -191,7 +190,7 @@ def exit_after_the_commit(url):
             threading.Thread(target=wait_for_the_commit, args=(common.clone(),), daemon=True).start()
 
     store = tapped(url, tap) if dist.get_rank() == 0 else url
-    writer = sw.CkptStoreWriter(store, observer=observe, process_group=group, agree_timeout_seconds=5)
+    writer = sw.CkptStoreWriter(store, observer=observe, process_group=group)
     state = sharded(7)
     return outcome(lambda: sw.save(state, checkpoint_id="good", storage_writer=writer, process_group=group))
 
@@ -211,7 +210,7 @@ def exit_in_load(url):
     whole = Fetcher.fill
     if dist.get_rank() == 1:
         Fetcher.fill = lambda *_, **__: os._exit(3)
-    target, reader = blank(sharded(5)), sw.CkptStoreReader(url, agree_timeout_seconds=AGREE_SECONDS)
+    target, reader = blank(sharded(5)), sw.CkptStoreReader(url)
     try:
         return outcome(lambda: sw.load(target, storage_reader=reader))
     finally:
@@ -354,7 +353,13 @@ def test_a_rank_that_believes_in_a_larger_world_than_the_others_is_told_who_is_m
     assert CheckpointStore.open(tmp_path / "False").latest() is None
 
 
-@pytest.mark.parametrize("said", ["2", "many", "0", "-1", "9" * 5000], ids=lambda said: said[:5])
+@pytest.mark.parametrize(
+    ("root", "said"),
+    [("file", said) for said in ("2", "many", "0", "-1", "9" * 5000)]
+    + [pytest.param("s3", "2", marks=pytest.mark.servers)],
+    indirect=["root"],
+    ids=lambda each: each[:5],
+)
 def test_a_launcher_of_many_without_a_process_group_is_refused_before_the_run_exists(root, monkeypatch, said):
     monkeypatch.setenv("WORLD_SIZE", said)
     for call in SAVES:

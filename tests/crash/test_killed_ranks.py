@@ -25,6 +25,7 @@ from ckptstore.objectstore.urls import open_store
 from ckptstore.options import TransferOptions
 from ckptstore.testing.tapped import TappedStore
 from ckptstore.units import MIB
+from storage_writers import survivors
 
 LIMIT_SECONDS = 30
 """How long the survivors may take. The group's own limit is 60 s: it must not be what ends them."""
@@ -101,7 +102,7 @@ class Watched(sw.CkptStoreWriter):
                 reach("before the receipt")
 
         store = TappedStore(open_store(url, transfer=transfer), tap)
-        super().__init__(store, transfer=transfer, observer=observe, agree_timeout_seconds=2)  # for who never comes
+        super().__init__(store, transfer=transfer, observer=observe)
         self._reach = reach
 
     def write_data(self, plan, planner):
@@ -112,6 +113,7 @@ class Watched(sw.CkptStoreWriter):
 
 def reacher(moment, reached_by, victim):
     """Return what kills `victim` when the rank `reached_by` has come to `moment`."""
+    survivors.LOOK_SECONDS = 2  # for who never comes
     rank, pids = dist.get_rank(), [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
 
