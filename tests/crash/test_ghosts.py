@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -60,12 +61,17 @@ def stopper(moment):
     """Return what stops the whole job when rank 0 has come to `moment`: once, as a scheduler would."""
     pids, left = [0] * dist.get_world_size(), [moment]
     dist.all_gather_object(pids, os.getpid())
+    goes_on, signalled = os.pipe()
+    os.set_blocking(signalled, False)
+    signal.set_wakeup_fd(signalled)
+    signal.signal(signal.SIGCONT, lambda *_: None)
 
     def reach(here):
         if here in left and dist.get_rank() == 0:
             left.clear()
             for pid in reversed(pids):  # itself last
                 os.kill(pid, signal.SIGSTOP)
+            assert select.select([goes_on], [], [], JOB_SECONDS)[0]  # the stop may come after the next line
 
     return reach
 
