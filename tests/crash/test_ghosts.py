@@ -164,19 +164,24 @@ def test_a_job_that_makes_a_writer_per_save_and_mixes_all_ways_to_save_never_fen
 
 
 def meet(port, who):
-    """Wait until all processes of both jobs are here."""
+    """Wait until all processes of both jobs are here; return where they meet."""
     meeting = dist.TCPStore("127.0.0.1", port, is_master=False)
     meeting.set(f"{who}/{dist.get_rank()}", "here")
     meeting.wait([f"{each}/{rank}" for each in (1, 2) for rank in range(RANKS)])
+    return meeting
 
 
 def save_against_another(url, port, who, seed):
     """Save twenty steps, with pauses; return how each save ended."""
     pauses = random.Random(f"{seed} {who}")  # noqa: S311  (to be repeated)
-    meet(port, who)
+    meeting, rank = meet(port, who), dist.get_rank()
     time.sleep(pauses.uniform(0, 0.5))
     ends = []
     for step in range(1, 21):
+        if step == 2:
+            meeting.set(f"began/{who}/{rank}", "here")
+        if step == 11:  # none has saved all before the other begins
+            meeting.wait([f"began/{3 - who}/{rank}"])
         time.sleep(pauses.uniform(0, 0.05))
         ends.append(how_it_ends(saves, 1000 * who + step, f"step-{step}", sw.CkptStoreWriter(url)))
     return ends
