@@ -29,5 +29,3 @@ def pytest_collection_modifyitems(items):
             item.add_marker(
                 pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable):UserWarning")
             )
-        if "gang" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(f"gang of {folder}"))  # one set of processes for all of them

@@ -17,9 +17,7 @@ def place(request, tmp_path):
     return S3Place(request.getfixturevalue("s3_url"), request.getfixturevalue("seaweedfs"))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents and "place" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # one server and one forkserver for all of them
             item.add_marker(pytest.mark.servers)
