@@ -27,13 +27,13 @@ MAX_BYTES = 1024
 RACE_SECONDS = 120.0
 
 
-def probe(store: ObjectStore, *, ids: IdSource, prefix: str = "probe/") -> None:
+def probe(store: ObjectStore, *, ids: IdSource, prefix: str) -> None:
     """Check that `store` can be written to: see `probe_absence` and `probe_creation`."""
     probe_absence(store, ids=ids, prefix=prefix)
     probe_creation(store, ids=ids, prefix=prefix)
 
 
-def probe_absence(store: ObjectStore, *, ids: IdSource, prefix: str = "probe/") -> None:
+def probe_absence(store: ObjectStore, *, ids: IdSource, prefix: str) -> None:
     """Check that an absent key reads as absent in `store`. It only reads.
 
     Raises:
@@ -43,7 +43,7 @@ def probe_absence(store: ObjectStore, *, ids: IdSource, prefix: str = "probe/") 
     _check_absence(store, f"{prefix}{ids.nonce()}/absent")
 
 
-def probe_creation(store: ObjectStore, *, ids: IdSource, prefix: str = "probe/") -> None:
+def probe_creation(store: ObjectStore, *, ids: IdSource, prefix: str) -> None:
     """Check that `store` creates a key once, also in a race.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckptstore.clock import IdSource
+from ckptstore.format.layout import PROBE_PREFIX
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.probe import probe_absence, probe_creation
 
@@ -29,8 +30,8 @@ def require_capable(store: ObjectStore, ids: IdSource, *, single_writer: bool = 
     if place in PROBED:
         return
     if (*place, "absence") not in PROBED:
-        probe_absence(store, ids=ids)
+        probe_absence(store, ids=ids, prefix=PROBE_PREFIX)
         PROBED.add((*place, "absence"))
     if not single_writer:
-        probe_creation(store, ids=ids)
+        probe_creation(store, ids=ids, prefix=PROBE_PREFIX)
         PROBED.add(place)

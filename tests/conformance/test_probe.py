@@ -76,19 +76,19 @@ class Unreachable(ForwardingStore):
 def test_a_sound_store_passes_and_nothing_is_left():
     calls = []
     store = MemoryStore()
-    probe(ObservedStore(store, calls.append), ids=SystemIds())
+    probe(ObservedStore(store, calls.append), ids=SystemIds(), prefix="probe/")
     assert list(store.list("")) == []
     assert {call.key.split("/")[0] for call in calls} == {"probe"}
 
 
 def test_files_pass(tmp_path):
-    probe(open_store(tmp_path), ids=SystemIds())
+    probe(open_store(tmp_path), ids=SystemIds(), prefix="probe/")
     assert list(open_store(tmp_path).list("")) == []
 
 
 @pytest.mark.servers
 def test_a_real_object_store_passes(s3_url):
-    probe(open_store(s3_url), ids=SystemIds())
+    probe(open_store(s3_url), ids=SystemIds(), prefix="probe/")
     assert list(open_store(s3_url).list("")) == []
 
 
@@ -96,17 +96,17 @@ def test_a_real_object_store_passes(s3_url):
 def test_a_store_that_does_not_keep_the_first_is_refused(kind):
     store = MemoryStore()
     with pytest.raises(UnsupportedError, match=r"both believe that they committed.*assume_single_writer"):
-        probe(kind(store), ids=SystemIds())
+        probe(kind(store), ids=SystemIds(), prefix="probe/")
     assert list(store.list("")) == []
 
 
 def test_a_store_that_denies_what_is_absent_is_refused():
     with pytest.raises(UnsupportedError, match=r"could be overlooked.*s3:ListBucket"):
-        probe(DeniesWhatIsAbsent(MemoryStore()), ids=SystemIds())
+        probe(DeniesWhatIsAbsent(MemoryStore()), ids=SystemIds(), prefix="probe/")
 
 
 def test_lost_replies_do_not_make_a_store_unfit():
-    probe(LosesReplies(MemoryStore()), ids=SystemIds())
+    probe(LosesReplies(MemoryStore()), ids=SystemIds(), prefix="probe/")
 
 
 @pytest.mark.parametrize("fault", [Fault.UNSENT, Fault.LATE])
@@ -119,11 +119,11 @@ def test_a_create_that_never_arrived_does_not_make_a_store_unfit(fault, which):
         return fault if call.creates and len(creates) == which + 1 else None
 
     try:
-        probe(FaultyStore(MemoryStore(), plan), ids=SystemIds())
+        probe(FaultyStore(MemoryStore(), plan), ids=SystemIds(), prefix="probe/")
     except UnavailableError:
         assert which == 0  # it may be asked again
 
 
 def test_an_unreachable_store_is_not_called_unfit():
     with pytest.raises(UnavailableError):
-        probe(Unreachable(MemoryStore()), ids=SystemIds())
+        probe(Unreachable(MemoryStore()), ids=SystemIds(), prefix="probe/")
