@@ -42,7 +42,6 @@ def run(coroutine: Coroutine[Any, Any, Result], *, timeout: float) -> Result:
     try:
         served = _served()
         served.refuse_itself()
-        served.begin(call.start)
     except BaseException:
         coroutine.close()
         raise
@@ -165,16 +164,21 @@ class _Call(Generic[Result]):
 
     def _cancel(self) -> None:
         self._given_up = True
-        if self._task is not None:
+        if self._task is None:
+            self._coroutine.close()
+        else:
             self._task.cancel()
 
     def result(self, served: _Served) -> Result:
         """In the thread that waits."""
         try:
+            served.begin(self.start)
             self._wait()
         except BaseException:
-            with contextlib.suppress(RuntimeError):
-                served.loop.call_soon_threadsafe(self._cancel)
+            try:
+                served.begin(self._cancel)
+            except UnavailableError:
+                self._coroutine.close()
             raise
         if self._task is None or self._task.cancelled():
             raise OutcomeUnknownError("This process is ending: what was asked for was given up.")
