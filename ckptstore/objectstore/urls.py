@@ -15,6 +15,7 @@ from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.objectstore.keys import fault_of_segments
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.port import ObjectStore
+from ckptstore.objectstore.wrappers.retrying import RetryingStore
 from ckptstore.options import TransferOptions, check_kinds
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -65,7 +66,9 @@ def open_store(
         )
     check_kinds(storage_options=(storage_options, Mapping), transfer=(transfer, TransferOptions))
     place = _Place(scheme, path, dict(storage_options or {}), transfer or TransferOptions())
-    return engines[engine or next(iter(engines))](place)
+    engine = engine or next(iter(engines))
+    store = engines[engine](place)
+    return store if engine in _AT_HAND else RetryingStore(store, options=place.transfer.retry)
 
 
 def _split(url: str | os.PathLike[str]) -> tuple[str, str]:
@@ -157,6 +160,9 @@ def _open_obstore(place: _Place) -> ObjectStore:
         raise InvalidInputError("An s3:// URL cannot hold a backslash.", hint="Use another name.")
     return ObstoreS3(bucket, prefix, options=place.options, transfer=place.transfer)
 
+
+_AT_HAND = ("local", "memory")
+"""Engines with no network between: what they refuse, they refuse again."""
 
 _ENGINES: dict[str, dict[str, Callable[[_Place], ObjectStore]]] = {
     "file": {"local": _open_local},

@@ -19,7 +19,7 @@ from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_rang
 from ckptstore.objectstore.obstore_errors import Request, translating
 from ckptstore.objectstore.obstore_s3 import attributes, check_for_obstore, client_options, store_config
 from ckptstore.objectstore.obstore_upload import ObstoreUpload
-from ckptstore.objectstore.port import ObjectInfo, PutMode
+from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options
 from ckptstore.options import MAX_PARTS, TransferOptions
 from ckptstore.units import MIB
@@ -163,6 +163,18 @@ class ObstoreS3:
             )
         request = Request("PUT", f"{self.url}/{key}", key, writes=True)
         return ObstoreUpload(writer, request, size=size, part_bytes=part_bytes, head=lambda: self.head(key))
+
+    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """See `ObjectStore.list_uploads`. obstore cannot."""
+        raise UnsupportedError(
+            f"obstore cannot list the incomplete uploads of {self.url}/{prefix}.", hint="Use engine='s3fs' for that."
+        )
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        """See `ObjectStore.abort_upload`. obstore cannot."""
+        raise UnsupportedError(
+            f"obstore cannot abort the upload of {upload.key}.", hint="Use engine='s3fs' for that.", key=upload.key
+        )
 
     def _info(self, meta: Mapping[str, Any], key: str) -> ObjectInfo:
         return ObjectInfo(key, meta["size"], _plain_etag(meta["e_tag"]), meta["last_modified"].timestamp())

@@ -19,18 +19,28 @@ from __future__ import annotations
 import pickle
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pytest
 
-from ckptstore.errors import AlreadyExistsError, IntegrityError, InvalidInputError, NotFoundError
-from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PutMode
+from ckptstore.errors import (
+    AlreadyExistsError,
+    CkptStoreError,
+    IntegrityError,
+    InvalidInputError,
+    NotFoundError,
+    UnsupportedError,
+)
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode
 from ckptstore.units import MIB
 
 ODD_SEGMENTS = ["run[lr=1e-4]", "a*", "q?x", "{x}", "step#5", "a b+c", "p%20q", "café", "~", "=&;,@!$'()", ".hidden"]
 BAD_KEYS = ["", "/a", "a/", "a//b", "a/./b", "../a", "a/..", "a\nb", "a\x00"]
+
+MINUTE = 60.0
 
 OpenAgain = Callable[[], ObjectStore]
 
@@ -59,10 +69,12 @@ class BytesConformance(_Conformance):
     many_keys: ClassVar[int] = 1_050
     """More than one page of a listing."""
 
-    def pending_uploads(self, store: ObjectStore) -> Sequence[str]:
-        """Return what incomplete uploads there are under the store's root, where the engine can tell."""
-        del store
-        return ()
+    tells_uploads: ClassVar[bool] = True
+    """Whether the service tells which uploads are incomplete."""
+
+    def pending_uploads(self, store: ObjectStore) -> Sequence[PendingUpload]:
+        """Return what incomplete uploads there are under the store's root, where the service tells."""
+        return list(store.list_uploads("")) if self.tells_uploads else ()
 
     @pytest.mark.parametrize("body", [b"", b"x", bytes(range(256)) * 4096], ids=["empty", "one", "1 MiB"])
     def test_what_was_put_is_read_back(self, store: ObjectStore, body: bytes) -> None:
@@ -246,6 +258,43 @@ class BytesConformance(_Conformance):
             store.head("data/0/shard")
         assert list(store.list("")) == []
         assert not self.pending_uploads(store)
+
+    def test_an_incomplete_upload_is_listed_and_can_be_forgotten(
+        self, store: ObjectStore, open_again: OpenAgain
+    ) -> None:
+        """By anybody, and exactly that one."""
+        if not self.tells_uploads:
+            with pytest.raises(UnsupportedError):
+                list(store.list_uploads(""))
+            return
+        other, size = open_again(), self.upload_bytes
+        with store.open_upload("data/0/kept", size=size) as kept:
+            kept.write(bytes(size - 1))
+            assert self._pending_soon(other, 1)
+            (first,) = other.list_uploads("data/")
+            with store.open_upload("data/0/left", size=size) as left:
+                left.write(bytes(size - 1))
+                assert self._pending_soon(other, 2)
+                assert list(other.list_uploads("log/")) == []
+                (second,) = [upload for upload in other.list_uploads("data/0/") if upload != first]
+                other.abort_upload(second)
+                other.abort_upload(second)
+                assert list(other.list_uploads("")) == [first]
+                with pytest.raises(CkptStoreError):  # noqa: PT012  (the last byte, or what follows it)
+                    left.write(b"x")
+                    left.complete()
+            assert first.began is None or second.began is None or abs(second.began - first.began) < MINUTE
+            kept.write(b"x")
+            kept.complete()
+        assert [info.key for info in store.list("")] == ["data/0/kept"]
+        assert not self.pending_uploads(store)
+
+    def _pending_soon(self, store: ObjectStore, count: int) -> bool:
+        """Say whether so many are listed; what was written may still be on its way."""
+        deadline = time.monotonic() + MINUTE
+        while len(list(store.list_uploads(""))) != count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return time.monotonic() < deadline
 
     @pytest.mark.parametrize("announced", [upload_bytes - 1, upload_bytes + 1, 0], ids=["longer", "shorter", "empty"])
     def test_an_upload_of_another_size_than_announced_is_refused(self, store: ObjectStore, announced: int) -> None:

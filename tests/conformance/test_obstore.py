@@ -193,7 +193,7 @@ def test_what_a_second_try_answers_proves_nothing_about_the_first(scripted):
     scripted.script = lambda _method, _path, turn: (500, "InternalError") if turn == 0 else (403, "AccessDenied")
     with pytest.raises(OutcomeUnknownError):
         CALLS["put"](open_store(BUCKET, storage_options=scripted.options))
-    assert len(scripted.seen) == 2
+    assert len(scripted.seen) >= 2
 
 
 def test_nobody_listening_means_that_a_create_did_not_happen():
