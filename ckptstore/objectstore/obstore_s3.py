@@ -19,10 +19,12 @@ _CHECKSUMS = (USUAL_CHECKSUM, "SHA256", None)
 _HOST_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
-def check_for_obstore(options: S3Options) -> None:
+def check_for_obstore(options: S3Options, bucket: str) -> None:
     """Check that obstore can do all that `options` say.
 
     Raises:
+        InvalidInputError: The bucket was to be part of a host's name, and cannot be; or a key of one's own would be
+            sent without TLS.
         UnsupportedError: It cannot; what is named is for another engine.
     """
     checksum = options.checksum(USUAL_CHECKSUM)
@@ -37,6 +39,11 @@ def check_for_obstore(options: S3Options) -> None:
         "verify with a directory": isinstance(options.verify, str) and Path(options.verify).is_dir(),
     }
     refuse_for_engine("obstore", [name for name, said in cannot.items() if said], instead="s3fs")
+    endpoint, _ = endpoint_for(options, bucket)
+    if options.sse_customer_key is not None and not is_private(endpoint, options):
+        raise InvalidInputError(
+            "SSECustomerKey would be sent where others can read it.", hint="Use https://, and leave verify=False out."
+        )
 
 
 def endpoint_for(options: S3Options, bucket: str) -> tuple[str, bool]:

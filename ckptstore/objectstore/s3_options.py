@@ -67,6 +67,7 @@ _PLACES = {
     "s3_additional_kwargs.ServerSideEncryption": "server_side_encryption",
     "s3_additional_kwargs.StorageClass": "storage_class",
 }
+_UNSIGNED = object()
 _NESTED = ("client_kwargs", "config_kwargs", "config_kwargs.s3", "s3_additional_kwargs")
 
 # What s3fs and botocore know, and what is said elsewhere here.
@@ -185,8 +186,8 @@ def read_s3_options(given: Mapping[str, Any]) -> S3Options:
     """
     said: dict[str, tuple[str, Any]] = {}
     unknown = []
-    for place, value in _flat(given):
-        name = _PLACES.get(place)
+    for place, as_said in _flat(given):
+        name, value = _PLACES.get(place), _in_our_words(place, as_said)
         if name is None:
             unknown.append(place)
         elif value is None and name != "checksum_algorithm":
@@ -250,16 +251,10 @@ def _flat(given: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 
 
 def _plain(said: dict[str, Any]) -> dict[str, Any]:
-    """Return what was said in s3fs's and botocore's ways in ours."""
-    if said.get("requester_pays") in ("requester", "REQUESTER"):
-        said["requester_pays"] = True
-    signature = said.get("signature_version")
-    if type(signature).__module__ == "botocore":  # botocore.UNSIGNED, without importing it
+    """Return what belongs together put together."""
+    if said.get("signature_version") is _UNSIGNED:
         del said["signature_version"]
         said["anon"] = True
-    algorithm = said.get("checksum_algorithm")
-    if isinstance(algorithm, str):
-        said["checksum_algorithm"] = None if algorithm == "when_required" else _upper(algorithm)
     if said.pop("sse_customer_algorithm", "AES256") != "AES256":
         raise InvalidInputError("SSECustomerAlgorithm must be AES256.", hint="Write AES256, or leave it out.")
     md5 = said.pop("sse_customer_key_md5", None)
@@ -268,8 +263,14 @@ def _plain(said: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _upper(algorithm: str) -> str:
-    return algorithm if algorithm == "auto" else algorithm.upper()
+def _in_our_words(place: str, value: Any) -> Any:
+    if place == "s3_additional_kwargs.RequestPayer":
+        return True if value == "requester" else value
+    if place == "config_kwargs.signature_version" and type(value).__module__ == "botocore":
+        return _UNSIGNED  # botocore.UNSIGNED, without importing it
+    if place == "checksum_algorithm" and isinstance(value, str):
+        return {"auto": "auto", "when_required": None}.get(value, value.upper())
+    return value
 
 
 def _customer_key(key: object, md5: object) -> bytes:
@@ -301,7 +302,7 @@ def _check_verify(verify: object) -> None:
     # Only the word itself turns the check off: not 0, not "", not "false".
     if verify is None or isinstance(verify, bool):
         return
-    if not isinstance(verify, str) or not Path(verify).exists():
+    if not isinstance(verify, str) or not verify or not Path(verify).exists():
         raise InvalidInputError(
             f"verify is {verify!r:.200}, which is no file with certificates.",
             hint="Give the path of the authority's certificates (PEM), as verify or in AWS_CA_BUNDLE; or True.",

@@ -70,7 +70,7 @@ class ObstoreS3:
         self._bucket, self._root = bucket, f"{prefix}/" if prefix else ""
         self._given, self._transfer = dict(options), transfer
         self._access = fill_from_environment(read_s3_options(options))
-        check_for_obstore(self._access)
+        check_for_obstore(self._access, bucket)
         self._found: tuple[S3Options, Callable[[], S3Credential] | None] = (self._access, None)
         self._clients: dict[_Patience, S3Store] = {}
         self._clients_of: int | None = None
