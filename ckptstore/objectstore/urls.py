@@ -154,11 +154,27 @@ def _open_obstore(place: _Place) -> ObjectStore:
         raise UnsupportedError(
             f"{place.scheme}:// needs the package {error.name}.", hint="Run: pip install 'ckptstore[s3]'."
         ) from error
+    bucket, prefix = _bucket_of(place)
+    return ObstoreS3(bucket, prefix, options=place.options, transfer=place.transfer)
+
+
+def _open_s3fs(place: _Place) -> ObjectStore:
+    try:
+        from ckptstore.objectstore.via_s3fs import S3fsStore  # noqa: PLC0415  (only the engine asked for)
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"The engine s3fs needs the package {error.name}.", hint="Run: pip install 'ckptstore[s3fs]'."
+        ) from error
+    bucket, prefix = _bucket_of(place)
+    return S3fsStore(bucket, prefix, options=place.options, transfer=place.transfer)
+
+
+def _bucket_of(place: _Place) -> tuple[str, str]:
     bucket, _, prefix = place.path.partition("/")
     if "\\" in prefix:
         # Some servers take it for a slash: two runs could meet.
         raise InvalidInputError("An s3:// URL cannot hold a backslash.", hint="Use another name.")
-    return ObstoreS3(bucket, prefix, options=place.options, transfer=place.transfer)
+    return bucket, prefix
 
 
 _AT_HAND = ("local", "memory")
@@ -167,5 +183,5 @@ _AT_HAND = ("local", "memory")
 _ENGINES: dict[str, dict[str, Callable[[_Place], ObjectStore]]] = {
     "file": {"local": _open_local},
     "memory": {"memory": _open_memory},
-    "s3": {"obstore": _open_obstore},
+    "s3": {"obstore": _open_obstore, "s3fs": _open_s3fs},
 }
