@@ -138,7 +138,7 @@ def refuse_foreign(operation: str, answer: Mapping[str, Any]) -> None:
     """
     headers = answer["ResponseMetadata"].get("HTTPHeaders", {})
     page = headers.get("content-type", "").startswith("text/html") and headers.get("content-length") != "0"
-    must = {"list_objects_v2": "IsTruncated", "list_multipart_uploads": "IsTruncated", "upload_part": "ETag"}
+    must = {"list_objects_v2": "IsTruncated", "list_multipart_uploads": "Bucket", "upload_part": "ETag"}
     must |= {"create_multipart_upload": "UploadId"}
     if (page and "etag" not in headers) or (operation in must and must[operation] not in answer):
         raise NotS3Error
