@@ -6,6 +6,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
+from ckptstore.cli.access import said
 from ckptstore.cli.arguments import AsJson, Url
 from ckptstore.cli.doctor_documents import report_document
 from ckptstore.cli.doctor_tables import print_report
@@ -25,18 +26,10 @@ IMPATIENT = TransferOptions(part_bytes=PART_BYTES, retry=RetryOptions(attempts=3
 WORST_FIRST = (Exit.UNSUPPORTED, Exit.STORE, Exit.BAD)
 """What a report exits with: the first of these that one of its failures has."""
 
-Engine = Annotated[
-    str | None,
-    typer.Option(
-        "--engine", metavar="NAME", show_default=False, help="What moves the bytes; by default the usual one."
-    ),
-]
-
 
 def doctor(
     url: Url,
     *,
-    engine: Engine = None,
     role: Annotated[
         str,
         typer.Option(
@@ -55,12 +48,12 @@ def doctor(
     """
     if role not in get_args(Role):
         raise InvalidInputError(f"{role!r} is no role.", hint=f"Use one of: {', '.join(get_args(Role))}.")
-    store = _opened(url, engine)
+    store = _opened(url)
     with status_of("asking the store", wanted=not as_json) as status:
         report = examine(
             store,
             scope=Scope(role=cast("Role", role), quick=quick),
-            again=lambda: _opened(url, engine),
+            again=lambda: _opened(url),
             watch=lambda event: None if isinstance(event, Check) else status(f"{event.group}: {event.name}"),
         )
     if as_json:
@@ -70,8 +63,8 @@ def doctor(
     return _exit_of(report)
 
 
-def _opened(url: str, engine: str | None) -> ObjectStore:
-    return open_store(url, engine=engine, transfer=IMPATIENT)
+def _opened(url: str) -> ObjectStore:
+    return open_store(url, engine=said().engine, storage_options=said().storage_options, transfer=IMPATIENT)
 
 
 def _exit_of(report: Report) -> Exit:
