@@ -20,6 +20,7 @@ from ckptstore.options import TransferOptions, check_kinds
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _HALF_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_CLOUDS = {"s3": "bucket", "az": "container", "gs": "bucket"}
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
@@ -85,9 +86,12 @@ def _split(url: str | os.PathLike[str]) -> tuple[str, str]:
         if not path.startswith("/"):
             raise InvalidInputError("A file:// URL needs an absolute path.", hint="Write file:///path/to/run.")
         return scheme, "/" + _checked(path[1:])
-    if scheme == "s3" and not _BUCKET.fullmatch(path.split("/")[0]):
+    if scheme in _CLOUDS and not _BUCKET.fullmatch(path.split("/")[0]):
         # The name is not shown: it could hold credentials (`s3://key:secret@bucket`).
-        raise InvalidInputError("An s3:// URL needs a bucket's name first.", hint="Write s3://bucket/path/to/run.")
+        raise InvalidInputError(
+            f"A URL of {scheme}:// needs a {_CLOUDS[scheme]}'s name first.",
+            hint=f"Write {scheme}://{_CLOUDS[scheme]}/path/to/run.",
+        )
     return scheme, _checked(path)
 
 
@@ -149,7 +153,11 @@ def _open_local(place: _Place) -> ObjectStore:
 
 def _open_obstore(place: _Place) -> ObjectStore:
     try:
-        from ckptstore.objectstore.via_obstore import ObstoreS3  # noqa: PLC0415  (only the engine asked for)
+        from ckptstore.objectstore.via_obstore import (  # noqa: PLC0415  (only the engine asked for)
+            open_azure,
+            open_gcs,
+            open_s3,
+        )
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"{place.scheme}:// needs the package {error.name}.", hint="Run: pip install 'ckptstore[s3]'."
@@ -157,8 +165,9 @@ def _open_obstore(place: _Place) -> ObjectStore:
     bucket, _, prefix = place.path.partition("/")
     if "\\" in prefix:
         # Some servers take it for a slash: two runs could meet.
-        raise InvalidInputError("An s3:// URL cannot hold a backslash.", hint="Use another name.")
-    return ObstoreS3(bucket, prefix, options=place.options, transfer=place.transfer)
+        raise InvalidInputError(f"A URL of {place.scheme}:// cannot hold a backslash.", hint="Use another name.")
+    openers = {"s3": open_s3, "az": open_azure, "gs": open_gcs}
+    return openers[place.scheme](bucket, prefix, options=place.options, transfer=place.transfer)
 
 
 _AT_HAND = ("local", "memory")
@@ -168,4 +177,6 @@ _ENGINES: dict[str, dict[str, Callable[[_Place], ObjectStore]]] = {
     "file": {"local": _open_local},
     "memory": {"memory": _open_memory},
     "s3": {"obstore": _open_obstore},
+    "az": {"obstore": _open_obstore},
+    "gs": {"obstore": _open_obstore},
 }
