@@ -27,7 +27,7 @@ from ckptstore.errors import (
 )
 from ckptstore.events import Observer
 from ckptstore.format.records import Commit
-from ckptstore.options import LogOptions, TransferOptions
+from ckptstore.options import LogOptions, RetryOptions, TransferOptions
 from ckptstore.protocol.catalog import Uncommitted
 from ckptstore.protocol.fold import Committed, Ignored, Reign
 from ckptstore.protocol.log import Entry
@@ -61,6 +61,7 @@ __all__ = [
     "OutcomeUnknownError",
     "Reign",
     "ResumeError",
+    "RetryOptions",
     "StalledError",
     "SupersededError",
     "TransferOptions",

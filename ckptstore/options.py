@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckptstore.errors import InvalidInputError
 from ckptstore.units import MIB
@@ -89,6 +89,35 @@ class LogOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RetryOptions:
+    """How often and how long a request is tried, on every engine alike.
+
+    Args:
+        attempts: Of one request, the first one included.
+        first_pause_seconds: The bound of the first pause. It doubles; a pause is drawn between 0 and it (full jitter).
+        longest_pause_seconds: Where doubling ends, and the longest that a server may ask for (Retry-After).
+        deadline_seconds: After this long no other try of a request begins.
+        stall_timeout_seconds: How long a request may be without an answer before it is given up, beyond what its bytes
+            need at 1 MiB/s for each part that is in flight.
+    """
+
+    attempts: int = 8
+    first_pause_seconds: float = 0.1
+    longest_pause_seconds: float = 20.0
+    deadline_seconds: float = 120.0
+    stall_timeout_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        check_counts(attempts=self.attempts)
+        check_seconds(
+            first_pause_seconds=self.first_pause_seconds,
+            longest_pause_seconds=self.longest_pause_seconds,
+            deadline_seconds=self.deadline_seconds,
+            stall_timeout_seconds=self.stall_timeout_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TransferOptions:
     """How bytes are moved.
 
@@ -97,12 +126,14 @@ class TransferOptions:
         parts_in_flight: Parts of one shard that are on their way at once.
         fetch_bytes: Largest single ranged read, in bytes.
         fetches_in_flight: Ranged reads that are on their way at once.
+        retry: How often and how long each request is tried.
     """
 
     part_bytes: int = 16 * MIB
     parts_in_flight: int = 4
     fetch_bytes: int = 8 * MIB
     fetches_in_flight: int = 4
+    retry: RetryOptions = field(default_factory=RetryOptions)
 
     def __post_init__(self) -> None:
         check_counts(
@@ -111,6 +142,7 @@ class TransferOptions:
             fetch_bytes=self.fetch_bytes,
             fetches_in_flight=self.fetches_in_flight,
         )
+        check_kinds(retry=(self.retry, RetryOptions))
         if self.part_bytes < MIN_PART_BYTES:
             raise InvalidInputError(
                 f"part_bytes is {self.part_bytes}, object stores take parts of {MIN_PART_BYTES} bytes or more.",

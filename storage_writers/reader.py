@@ -140,6 +140,7 @@ class CkptStoreReader(StorageReader):
         allow_cast: Tensors of another dtype are cast.
         allow_pickle: Values that were saved with `allow_pickle=True` are unpickled, which runs what they say.
         verify_first: Read everything twice, so that damage leaves the target untouched.
+        engine: What moves the bytes, where a scheme has several: `obstore` or `s3fs` for `s3://`.
         storage_options: Of the store's engine.
         transfer: How bytes are moved.
         agree_timeout_seconds: How long a rank that does not come is waited for.
@@ -163,6 +164,7 @@ class CkptStoreReader(StorageReader):
         allow_cast: bool = False,
         allow_pickle: bool = False,
         verify_first: bool = False,
+        engine: str | None = None,
         storage_options: Mapping[str, object] | None = None,
         transfer: TransferOptions | None = None,
         agree_timeout_seconds: float = 60.0,
@@ -173,7 +175,7 @@ class CkptStoreReader(StorageReader):
         check_flags(allow_pickle=allow_pickle, verify_first=verify_first)
         check_asked(checkpoint_id, step, seq)
         self._transfer = transfer or TransferOptions()
-        self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
+        self._store = open_root(url, engine=engine, storage_options=storage_options, transfer=self._transfer)
         self._only = None if only is None else _checked_prefixes(only)
         self._session = LoadSession(allow_missing, (checkpoint_id, step, seq))
         self._allow_unexpected, self._allow_cast, self._allow_pickle = allow_unexpected, allow_cast, allow_pickle

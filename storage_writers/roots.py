@@ -14,6 +14,7 @@ from ckptstore.options import TransferOptions
 def open_root(
     url: str | os.PathLike[str] | ObjectStore,
     *,
+    engine: str | None = None,
     storage_options: Mapping[str, object] | None = None,
     transfer: TransferOptions | None = None,
 ) -> ObjectStore:
@@ -23,12 +24,14 @@ def open_root(
         InvalidInputError: It is no root.
     """
     if isinstance(url, str | os.PathLike):
-        return open_store(url, storage_options=storage_options, transfer=transfer)
+        return open_store(url, engine=engine, storage_options=storage_options, transfer=transfer)
     if not hasattr(url, "open_upload"):
         raise InvalidInputError(
             f"A run's root must be a path, a URL or an open store, not {url!r:.80}.",
             hint="Pass 's3://bucket/run', say.",
         )
-    if storage_options:
-        raise InvalidInputError("storage_options belong to a URL, not to an open store.", hint="Leave them out.")
+    if storage_options or engine is not None:
+        raise InvalidInputError(
+            "engine and storage_options belong to a URL, not to an open store.", hint="Leave them out."
+        )
     return url

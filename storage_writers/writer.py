@@ -45,6 +45,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
 
     Args:
         url: Root of the run; or an open store.
+        engine: What moves the bytes, where a scheme has several: `obstore` or `s3fs` for `s3://`.
         storage_options: Of the store's engine.
         process_group: The ranks that save together; pass the same to `dcp.save`. None: all ranks.
         takeover: `same_job` refuses a run that another job has claimed (and asks for a name of this one); `always`
@@ -69,6 +70,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         self,
         url: str | os.PathLike[str] | ObjectStore,
         *,
+        engine: str | None = None,
         storage_options: Mapping[str, object] | None = None,
         process_group: dist.ProcessGroup | None = None,
         takeover: Takeover = "always",
@@ -89,7 +91,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
             check_who(job=job)
         incarnations.check_named(job, takeover)
         self._url = url
-        self._storage_options = storage_options
+        self._engine, self._storage_options = engine, storage_options
         self._takeover: Takeover = takeover
         self._job = job
         self._allow_pickle = allow_pickle
@@ -99,7 +101,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         if assume_single_writer is not None:
             self._log_options = dataclasses.replace(self._log_options, assume_single_writer=assume_single_writer)
         self._observer = observer
-        self._store = open_root(url, storage_options=storage_options, transfer=self._transfer)
+        self._store = open_root(url, engine=engine, storage_options=storage_options, transfer=self._transfer)
         self._log: RunLog | None = None
         self.committed: Committed | None = None
         """The newest commit of this writer; on the coordinator only."""
@@ -371,7 +373,9 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         reign = state.pop("_reign")
         self.__dict__.update(state)
         if "_store" not in state:
-            self._store = open_root(self._url, storage_options=self._storage_options, transfer=self._transfer)
+            self._store = open_root(
+                self._url, engine=self._engine, storage_options=self._storage_options, transfer=self._transfer
+            )
         incarnations.adopt(self._store.url, reign)
 
 

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 import ckptstore
-from ckptstore.cli import changing, checking, listing, looking
+from ckptstore.cli import access, changing, checking, doctor, listing, looking
 from ckptstore.cli.documents import Document, error_document
 from ckptstore.cli.exits import EPILOG, Exit, exit_for
 from ckptstore.cli.render import print_error, print_json, print_line
@@ -39,7 +39,9 @@ class Door(TyperGroup):
         options = given[: given.index("--")] if "--" in given else given
         code, error = Exit.FINE, None
         try:
-            answer = super().main(given, "ckptstore", complete_var, standalone_mode=False, **extra)
+            answer = super().main(
+                access.moved_to_the_front(given), "ckptstore", complete_var, standalone_mode=False, **extra
+            )
             code = Exit.FINE if answer is None else answer
         except CkptStoreError as ours:
             code, error = exit_for(ours), error_document(ours)
@@ -107,6 +109,7 @@ for _command in (
     changing.restore,
     changing.pin,
     changing.unpin,
+    doctor.doctor,
 ):
     app.command(epilog=EPILOG)(_command)
 
@@ -120,8 +123,14 @@ def _print_version(wanted: bool) -> None:  # noqa: FBT001  (typer's callback)
 @app.callback()
 def _root(
     *,
+    engine: access.Engine = None,
+    option: access.Option = None,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Look into a run of distributed training checkpoints, verify it, and roll it back or forth."""
+    """Look into a run of distributed training checkpoints, verify it, and roll it back or forth.
+
+    --engine and --option say how the store is reached, and may stand anywhere in a command.
+    """
+    access.keep(engine, option or ())

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ckptstore.checkpoint import Checkpoint
+from ckptstore.cli.access import open_run
 from ckptstore.cli.arguments import AsJson, Name, Url
 from ckptstore.cli.documents import Document, checkpoint_document, run_document
 from ckptstore.cli.exits import Exit
@@ -124,7 +125,7 @@ def unpin(url: Url, name: Name, *, holder: Holder, single_writer: SingleWriter =
 def _opened(url: str, *, single_writer: bool) -> CheckpointStore:
     if single_writer:
         print_warning("A single writer is promised: if another process writes now, a checkpoint may be lost.")
-    return CheckpointStore.open(url, log=LogOptions(assume_single_writer=single_writer))
+    return open_run(url, log=LogOptions(assume_single_writer=single_writer))
 
 
 def _changed(store: CheckpointStore, target: Checkpoint, *, changed: bool) -> Document:

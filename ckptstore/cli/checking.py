@@ -7,6 +7,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
+from ckptstore.cli.access import open_run
 from ckptstore.cli.arguments import AsJson, MaybeName, Url, chosen, nothing_committed, warn_of_lost_tail
 from ckptstore.cli.documents import Document, findings_of, run_document, verdict_document
 from ckptstore.cli.exits import Exit
@@ -58,7 +59,7 @@ def verify(
 
 def _opened(url: str) -> CheckpointStore:
     try:
-        return CheckpointStore.open(url)
+        return open_run(url)
     except IntegrityError as error:  # its own hint is to run this very command
         raise IntegrityError(
             f"The log is damaged: {error.message}",

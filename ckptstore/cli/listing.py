@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ckptstore.cli.access import open_run, said
 from ckptstore.cli.arguments import AsJson, Url, warn_of_lost_tail
 from ckptstore.cli.documents import (
     Document,
@@ -45,7 +46,7 @@ def ls(
 
     With --json everything is in the document, always.
     """
-    store = CheckpointStore.open(url)
+    store = open_run(url)
     attempts = store.uncommitted()  # first, so that nothing is missing in both lists if it commits in between
     checkpoints = store.checkpoints(include_set_aside=True)
     prefixes = {each.commit.prefix for each in checkpoints}
@@ -78,7 +79,7 @@ def latest(url: Url, *, as_json: AsJson = False) -> int:
 
     It is the newest commit that is not set aside, whatever its step.
     """
-    store = CheckpointStore.open(url)
+    store = open_run(url)
     found = store.latest()
     document = {**run_document(store), "checkpoint": None if found is None else checkpoint_document(found)}
     if as_json:
@@ -102,11 +103,14 @@ def log(url: Url, *, as_json: AsJson = False) -> int:
     error: CkptStoreError | None = None
     ignored: dict[int, str] = {}
     try:
-        store = CheckpointStore.open(url)
+        store = open_run(url)
         document = run_document(store)
         entries.extend(store.records())
     except IntegrityError as damage:
-        error, entries = damage, list(CheckpointStore.readable_records(url))
+        error, entries = (
+            damage,
+            list(CheckpointStore.readable_records(url, engine=said().engine, storage_options=said().storage_options)),
+        )
     except CkptStoreError as other:
         if not entries:
             raise

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from ckptstore.cli.access import open_run
 from ckptstore.cli.arguments import AsJson, MaybeName, Url, chosen, warn_of_lost_tail
 from ckptstore.cli.documents import Document, details_document, key_document, run_document
 from ckptstore.cli.exits import Exit
 from ckptstore.cli.render import print_fields, print_json, print_line, print_table
-from ckptstore.store import CheckpointStore
 from ckptstore.units import format_bytes
 
 DEPTH = 2
@@ -27,7 +27,7 @@ def show(
 
     Nothing of its data is read but, for --keys, its manifest.
     """
-    store = CheckpointStore.open(url)
+    store = open_run(url)
     checkpoint = chosen(store, name)
     document = {**run_document(store), "checkpoint": details_document(checkpoint)}
     if keys:
@@ -58,7 +58,7 @@ def tree(
 
     They are its keys by the dots in their names, with their number and bytes.
     """
-    store = CheckpointStore.open(url)
+    store = open_run(url)
     checkpoint = chosen(store, name)
     root: Document = _node(f"{checkpoint.checkpoint_id}@{checkpoint.seq}")
     for key in checkpoint.keys.values():

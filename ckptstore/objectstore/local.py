@@ -20,7 +20,7 @@ from typing import Self
 from ckptstore.errors import IntegrityError, InvalidInputError, NotFoundError
 from ckptstore.objectstore.durable import TEMPORARY, DurablePlace, Temporary, translated
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
-from ckptstore.objectstore.port import ObjectInfo, PutMode
+from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
 
 
 class LocalStore:
@@ -107,7 +107,9 @@ class LocalStore:
 
         If killed: the object or not; after a crash of the machine it may be back.
         """
-        path = self._path(key)
+        self._unlink(self._path(key))
+
+    def _unlink(self, path: Path) -> None:
         try:
             if stat.S_ISREG(path.lstat().st_mode):
                 path.unlink()
@@ -122,6 +124,23 @@ class LocalStore:
         If killed: a temporary, which is never listed.
         """
         return LocalUpload(Temporary(self._place, self._path(key)), key, size)
+
+    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """Yield the temporaries under `prefix`, of living and of killed writers. See `ObjectStore.list_uploads`."""
+        checked_prefix(prefix)
+        self._place.check_running()
+        for info in self._walk(prefix, None, temporaries=True):
+            yield PendingUpload(info.key, info.key, info.modified)
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        """Remove a temporary. See `ObjectStore.abort_upload`.
+
+        If killed: the temporary, or not.
+        """
+        directory, _, name = checked_key(upload.upload_id).rpartition("/")
+        if not name.startswith(TEMPORARY):
+            raise InvalidInputError(f"{upload.upload_id!r} is no temporary.", key=upload.upload_id)
+        self._unlink(self._root / directory / name)
 
     def _path(self, key: str) -> Path:
         self._place.check_running()
@@ -146,11 +165,11 @@ class LocalStore:
                 raise _no_file(key, path) from error  # a link, which is not followed, or a socket
             raise translated(error, path) from error
 
-    def _walk(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
+    def _walk(self, prefix: str, after: str | None, *, temporaries: bool = False) -> Iterator[ObjectInfo]:
         directory = self._root / prefix
         try:
             with os.scandir(directory) as scan:
-                entries = [entry for entry in scan if not entry.name.startswith(TEMPORARY)]
+                entries = [entry for entry in scan if _is_wanted(entry, temporaries=temporaries)]
         except (FileNotFoundError, NotADirectoryError):
             return  # absent, or deleted while we walk
         except OSError as error:
@@ -160,7 +179,7 @@ class LocalStore:
         for key in sorted(keys):
             if key.endswith("/"):
                 if after is None or after < key or after.startswith(key):
-                    yield from self._walk(key, after)
+                    yield from self._walk(key, after, temporaries=temporaries)
             elif (after is None or key > after) and keys[key].is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):  # deleted while we walk
                     yield _info(key, keys[key].stat(follow_symlinks=False))
@@ -207,6 +226,11 @@ class LocalUpload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
+
+
+def _is_wanted(entry: os.DirEntry[str], *, temporaries: bool) -> bool:
+    is_temporary = entry.name.startswith(TEMPORARY)
+    return not is_temporary if entry.is_dir(follow_symlinks=False) else is_temporary is temporaries
 
 
 def _no_file(key: str, path: Path) -> IntegrityError:

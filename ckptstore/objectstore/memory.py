@@ -11,7 +11,7 @@ from typing import Self
 from ckptstore.clock import Clock, SystemClock
 from ckptstore.errors import AlreadyExistsError, IntegrityError, InvalidInputError, NotFoundError
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
-from ckptstore.objectstore.port import ObjectInfo, PutMode
+from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
 
 
 class MemoryStore:
@@ -28,6 +28,8 @@ class MemoryStore:
         self.url = url
         self._clock = clock or SystemClock()
         self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self._begun = 0
+        self._uploads: dict[str, tuple[PendingUpload, MemoryUpload]] = {}
         self._lock = threading.Lock()
 
     def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
@@ -76,7 +78,31 @@ class MemoryStore:
 
     def open_upload(self, key: str, *, size: int) -> MemoryUpload:
         """Begin to stream an object. See `ObjectStore.open_upload`."""
-        return MemoryUpload(self, checked_key(key), size)
+        with self._lock:
+            self._begun += 1
+            pending = PendingUpload(checked_key(key), str(self._begun), self._clock.now().timestamp())
+            upload = MemoryUpload(self, pending, size)
+            self._uploads[pending.upload_id] = pending, upload
+        return upload
+
+    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """Yield the uploads under `prefix` that have not ended. See `ObjectStore.list_uploads`."""
+        checked_prefix(prefix)
+        with self._lock:
+            found = [pending for pending, _ in self._uploads.values() if pending.key.startswith(prefix)]
+        yield from sorted(found, key=lambda pending: (pending.key, pending.upload_id))
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        """Forget an upload. See `ObjectStore.abort_upload`."""
+        with self._lock:
+            _, begun = self._uploads.get(upload.upload_id, (None, None))
+        if begun is not None:
+            begun.abort()
+
+    def forget(self, upload: PendingUpload) -> None:
+        """Take an upload that has ended off the list."""
+        with self._lock:
+            self._uploads.pop(upload.upload_id, None)
 
     def _find(self, key: str) -> tuple[bytes, ObjectInfo]:
         with self._lock:
@@ -89,8 +115,8 @@ class MemoryStore:
 class MemoryUpload:
     """An object that becomes visible when it is complete. See `port.Upload`."""
 
-    def __init__(self, store: MemoryStore, key: str, size: int) -> None:
-        self._store, self._key, self._size = store, key, size
+    def __init__(self, store: MemoryStore, pending: PendingUpload, size: int) -> None:
+        self._store, self._pending, self._key, self._size = store, pending, pending.key, size
         self._body: bytearray | None = bytearray()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -109,12 +135,14 @@ class MemoryUpload:
             raise InvalidInputError(
                 f"The upload of {self._key} was announced with {self._size} bytes and has {written}.", key=self._key
             )
-        body, self._body = bytes(self._body), None
+        body = bytes(self._body)
+        self.abort()
         return self._store.put(self._key, body)
 
     def abort(self) -> None:
         """Forget what was written."""
         self._body = None
+        self._store.forget(self._pending)
 
     def __enter__(self) -> Self:
         return self

@@ -97,7 +97,7 @@ def translated(error: Exception, request: Request) -> CkptStoreError:
         hint=hint,
         key=request.key,
         status=int(status) if status else None,
-        s3_code=code,
+        server_code=code,
     )
 
 

@@ -44,6 +44,21 @@ class ObjectInfo:
     modified: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PendingUpload:
+    """An upload that was begun and neither completed nor aborted: a live writer's, or what a killed one left.
+
+    Args:
+        key: What it would become, relative to the store's root; of files, the temporary's own path.
+        upload_id: The store's own name for it.
+        began: Seconds since 1970 by the store's clock, or None.
+    """
+
+    key: str
+    upload_id: str
+    began: float | None = None
+
+
 class Upload(Protocol):
     """One object being streamed. Nothing is visible under its key until `complete` returns.
 
@@ -143,5 +158,20 @@ class ObjectStore(Protocol):
         """Begin to stream an object of exactly `size` bytes to a key that nobody has ever written.
 
         If killed: perhaps an incomplete upload, invisible under its key.
+        """
+        ...
+
+    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """Yield the uploads under `prefix` that are neither complete nor aborted, sorted by key.
+
+        Raises:
+            UnsupportedError: The service does not tell; the hint says what removes them.
+        """
+        ...
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        """Forget exactly this upload. Forgetting what is not there is no error.
+
+        If killed: it is there, or not.
         """
         ...

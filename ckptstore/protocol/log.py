@@ -32,6 +32,7 @@ from ckptstore.format.records import (
     encode_run,
 )
 from ckptstore.format.version import CREATED_BY, FORMAT
+from ckptstore.objectstore.patience import asked_pause
 from ckptstore.objectstore.port import ObjectStore, PutMode
 from ckptstore.options import LogOptions
 from ckptstore.protocol.capable import require_capable
@@ -108,7 +109,7 @@ def create_once(  # noqa: PLR0913  (what the log is made of, handed on)
             raise refusal
         if expired:  # a request may still be under way: only a slot that somebody holds says "did not happen" (I5)
             return Outcome.UNKNOWN, None
-        clock.sleep(pause * ids.fraction())
+        clock.sleep(max(pause * ids.fraction(), asked_pause(refusal, MAX_PAUSE_SECONDS)))
         pause = min(2 * pause, MAX_PAUSE_SECONDS)
         ambiguous = ambiguous or not told
 

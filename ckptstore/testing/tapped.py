@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PutMode, Upload
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode, Upload
 
 Act = Callable[[], Any]
 _T = TypeVar("_T")
 
-WRITES = ("put", "complete", "delete")
+WRITES = ("put", "complete", "delete", "abort_upload")
 """The operations that change what others see."""
 
 
@@ -92,6 +92,14 @@ class TappedStore:
     def open_upload(self, key: str, *, size: int) -> Upload:
         """See `ObjectStore.open_upload`."""
         return TappedUpload(self, key, self.pass_on("open_upload", key, lambda: self.inner.open_upload(key, size=size)))
+
+    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """See `ObjectStore.list_uploads`."""
+        return iter(self.pass_on("list_uploads", prefix, lambda: [*self.inner.list_uploads(prefix)]))
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        """See `ObjectStore.abort_upload`."""
+        self.pass_on("abort_upload", upload.key, lambda: self.inner.abort_upload(upload))
 
     def pass_on(self, operation: str, key: str, act: Callable[[], _T], *, creates: bool = False) -> _T:
         """Count the call and hand it to the tap."""

@@ -2,15 +2,23 @@
 
 import pytest
 
-from ckptstore.errors import InvalidInputError, NotFoundError, OutcomeUnknownError, UnavailableError, UnsupportedError
+from ckptstore.errors import (
+    AccessDeniedError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UnsupportedError,
+)
 from ckptstore.objectstore.memory import MemoryStore
-from ckptstore.objectstore.port import PutMode
+from ckptstore.objectstore.port import PendingUpload, PutMode
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.objectstore.wrappers.observed import Call, Counts, ObservedStore
 from ckptstore.objectstore.wrappers.prefixed import PrefixedStore
 from ckptstore.objectstore.wrappers.readonly import ReadOnlyStore
-from ckptstore.objectstore.wrappers.retrying import Patience, RetryingStore
+from ckptstore.objectstore.wrappers.retrying import RetryingStore
 from ckptstore.objectstore.wrappers.throttled import ThrottledStore
+from ckptstore.options import RetryOptions
 
 
 class WrittenTime:
@@ -57,9 +65,9 @@ class Flaky(ForwardingStore):
         self._fail()  # after all was yielded: as a page that cannot be fetched
 
 
-def retrying(inner, **patience):
+def retrying(inner, **options):
     clock = WrittenTime()
-    return RetryingStore(inner, patience=Patience(**patience), clock=clock, ids=AlwaysHalf()), clock
+    return RetryingStore(inner, options=RetryOptions(**options), clock=clock, ids=AlwaysHalf()), clock
 
 
 def test_a_prefix_cannot_be_left():
@@ -93,6 +101,7 @@ def test_nothing_is_written_to_a_read_only_store():
         lambda: store.put("b", b"", mode=PutMode.CREATE),
         lambda: store.delete("a"),
         lambda: store.open_upload("b", size=1),
+        lambda: store.abort_upload(PendingUpload("b", "1")),
     ):
         with pytest.raises(UnsupportedError, match="memory://run was opened for reading"):
             call()
@@ -181,12 +190,34 @@ def test_only_what_did_not_happen_is_tried_again(error):
     assert flaky.calls == 1
 
 
-@pytest.mark.parametrize("mode", PutMode)
-def test_a_write_is_never_tried_again(mode):
-    flaky = Flaky(MemoryStore(), [UnavailableError("down")])
-    with pytest.raises(UnavailableError):
-        retrying(flaky)[0].put("a", b"x", mode=mode)
+@pytest.mark.parametrize("error", [UnavailableError("down"), OutcomeUnknownError("?")])
+def test_a_create_is_sent_once(error):
+    flaky = Flaky(MemoryStore(), [error])
+    with pytest.raises(type(error)):
+        retrying(flaky)[0].put("a", b"x", mode=PutMode.CREATE)
     assert flaky.calls == 1
+
+
+@pytest.mark.parametrize("error", [UnavailableError("down"), OutcomeUnknownError("?")])
+def test_overwriting_has_the_same_effect_twice(error):
+    flaky = Flaky(MemoryStore(), [error] * 2)
+    retrying(flaky)[0].put("a", b"x")
+    assert flaky.calls == 3
+
+
+def test_what_is_refused_after_a_try_that_may_have_landed_is_unknown():
+    flaky = Flaky(MemoryStore(), [OutcomeUnknownError("?"), AccessDeniedError("403")])
+    with pytest.raises(OutcomeUnknownError, match="403"):
+        retrying(flaky)[0].put("a", b"x")
+
+
+def test_a_server_that_asks_for_a_pause_gets_it_within_bounds():
+    inner = MemoryStore()
+    inner.put("a", b"x")
+    asked = [UnavailableError("429", retry_after_seconds=seconds) for seconds in (3.0, 1e9, -1.0)]
+    store, clock = retrying(Flaky(inner, asked), longest_pause_seconds=7.0)
+    assert store.get("a", max_bytes=1) == b"x"
+    assert clock.slept == [3.0, 7.0, 0.2]
 
 
 def test_requests_and_bytes_take_their_time():

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PutMode, Upload
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode, Upload
 
 
 class ForwardingStore:
@@ -18,6 +18,9 @@ class ForwardingStore:
 
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._inner!r})"
 
     @property
     def url(self) -> str:
@@ -56,6 +59,14 @@ class ForwardingStore:
     def open_upload(self, key: str, *, size: int) -> Upload:
         """See `ObjectStore.open_upload`."""
         return self._inner.open_upload(key, size=size)
+
+    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """See `ObjectStore.list_uploads`."""
+        return self._inner.list_uploads(prefix)
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        """See `ObjectStore.abort_upload`."""
+        self._inner.abort_upload(upload)
 
 
 class ForwardingUpload:

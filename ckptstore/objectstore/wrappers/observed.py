@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PutMode, Upload
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode, Upload
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore, ForwardingUpload
 
 
@@ -100,6 +100,18 @@ class ObservedStore(ForwardingStore):
         """See `ObjectStore.open_upload`."""
         with _Told(self._tell, "open_upload", key):
             return _ObservedUpload(self._inner.open_upload(key, size=size), self._tell, key)
+
+    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """See `ObjectStore.list_uploads`."""
+        with _Told(self._tell, "list_uploads", prefix) as told:
+            uploads = list(self._inner.list_uploads(prefix))
+            told.bytes = len(uploads)
+            return iter(uploads)
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        """See `ObjectStore.abort_upload`."""
+        with _Told(self._tell, "abort_upload", upload.key):
+            self._inner.abort_upload(upload)
 
 
 class _ObservedUpload(ForwardingUpload):

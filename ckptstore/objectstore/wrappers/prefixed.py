@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ckptstore.objectstore.keys import checked_key, checked_prefix
-from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PutMode, Upload
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode, Upload
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore, ForwardingUpload
 
 
@@ -58,6 +58,15 @@ class PrefixedStore(ForwardingStore):
     def open_upload(self, key: str, *, size: int) -> Upload:
         """See `ObjectStore.open_upload`."""
         return _PrefixedUpload(self._inner.open_upload(self._key(key), size=size), key)
+
+    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """See `ObjectStore.list_uploads`."""
+        for upload in self._inner.list_uploads(self._prefix + checked_prefix(prefix)):
+            yield replace(upload, key=upload.key.removeprefix(self._prefix))
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        """See `ObjectStore.abort_upload`."""
+        self._inner.abort_upload(replace(upload, key=self._key(upload.key)))
 
     def _key(self, key: str) -> str:
         return self._prefix + checked_key(key)

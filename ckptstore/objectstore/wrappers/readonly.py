@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from ckptstore.errors import UnsupportedError
-from ckptstore.objectstore.port import PutMode
+from ckptstore.objectstore.port import PendingUpload, PutMode
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 
 
@@ -25,6 +25,10 @@ class ReadOnlyStore(ForwardingStore):
         """Refuse."""
         del size
         self._refuse("upload", key)
+
+    def abort_upload(self, upload: PendingUpload) -> NoReturn:
+        """Refuse."""
+        self._refuse("abort", upload.key)
 
     def _refuse(self, doing: str, key: str) -> NoReturn:
         raise UnsupportedError(

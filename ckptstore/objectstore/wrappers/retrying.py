@@ -1,45 +1,32 @@
-"""A store whose reads are tried again.
+"""A store whose requests are tried again, where a second one can do no harm.
 
-Writes are not: whether a write happened must be asked of the store, and what to do then is decided by the protocol.
+A create is not: whether it happened must be asked of the store, and what to do then is decided by the protocol. Uploads
+try their own parts again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
-from ckptstore.errors import UnavailableError
-from ckptstore.objectstore.port import ObjectInfo, ObjectStore
+from ckptstore.errors import CkptStoreError, OutcomeUnknownError, UnavailableError
+from ckptstore.objectstore.patience import Patience
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
+from ckptstore.options import RetryOptions
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How often and how long a read is tried.
-
-    Args:
-        attempts: How often at most.
-        first_pause_seconds: The longest first pause. It doubles with each; a pause is drawn between 0 and that.
-        longest_pause_seconds: Where doubling ends.
-        deadline_seconds: After this long no other attempt begins.
-    """
-
-    attempts: int = 5
-    first_pause_seconds: float = 0.1
-    longest_pause_seconds: float = 5.0
-    deadline_seconds: float = 60.0
-
-
 class RetryingStore(ForwardingStore):
-    """Reads that were `UnavailableError` are tried again, with full jitter. What is absent stays absent at once.
+    """What was `UnavailableError` is tried again, with full jitter. What is absent stays absent at once.
+
+    Overwriting and deleting have the same effect twice, so they are tried again also where nobody knows.
 
     Args:
-        inner: The store that does the work.
-        patience: How often and how long.
+        inner: The store that does the work, and sends each request once.
+        options: How often and how long.
         clock: Where waiting comes from.
         ids: Where jitter comes from.
     """
@@ -48,13 +35,22 @@ class RetryingStore(ForwardingStore):
         self,
         inner: ObjectStore,
         *,
-        patience: Patience | None = None,
+        options: RetryOptions | None = None,
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
         super().__init__(inner)
-        self._patience = patience or Patience()
+        self._options = options or RetryOptions()
         self._clock, self._ids = clock or SystemClock(), ids or SystemIds()
+
+    def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
+        """See `ObjectStore.put`. A create is sent once.
+
+        If killed: the whole object or none; a request under way may still land.
+        """
+        if mode is PutMode.CREATE:
+            return self._inner.put(key, body, mode=mode)
+        return self._tried(lambda: self._inner.put(key, body), writes=True)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """See `ObjectStore.get`."""
@@ -69,19 +65,34 @@ class RetryingStore(ForwardingStore):
         return self._tried(lambda: self._inner.head(key))
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list`. The whole listing is one read: what is yielded is of one attempt."""
+        """See `ObjectStore.list`. The whole listing is one read: what is yielded is of one try."""
         return iter(self._tried(lambda: list(self._inner.list(prefix, after=after))))
 
-    def _tried(self, read: Callable[[], Result]) -> Result:
-        patience, began = self._patience, self._clock.monotonic()
-        pause = patience.first_pause_seconds
-        for _ in range(patience.attempts - 1):
+    def delete(self, key: str) -> None:
+        """See `ObjectStore.delete`."""
+        self._tried(lambda: self._inner.delete(key), writes=True)
+
+    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """See `ObjectStore.list_uploads`."""
+        return iter(self._tried(lambda: list(self._inner.list_uploads(prefix))))
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        """See `ObjectStore.abort_upload`."""
+        self._tried(lambda: self._inner.abort_upload(upload), writes=True)
+
+    def _tried(self, act: Callable[[], Result], *, writes: bool = False) -> Result:
+        patience = Patience(self._options, clock=self._clock, ids=self._ids)
+        ambiguous = False
+        while True:
             try:
-                return read()
-            except UnavailableError:
-                drawn = pause * self._ids.fraction()
-                if self._clock.monotonic() + drawn - began > patience.deadline_seconds:
+                return act()
+            except CkptStoreError as error:
+                unknown = writes and isinstance(error, OutcomeUnknownError)
+                pause = patience.pause_after(error) if unknown or isinstance(error, UnavailableError) else None
+                if pause is None and ambiguous and not unknown:
+                    # What a later try answers proves nothing about the one that may have been carried out.
+                    raise OutcomeUnknownError(error.message, hint=error.hint, **error.facts) from error
+                if pause is None:
                     raise
-            self._clock.sleep(drawn)
-            pause = min(2 * pause, patience.longest_pause_seconds)
-        return read()
+                ambiguous = ambiguous or unknown
+            self._clock.sleep(pause)

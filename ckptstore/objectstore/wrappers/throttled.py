@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptstore.clock import Clock, SystemClock
-from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PutMode, Upload
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode, Upload
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore, ForwardingUpload
 
 
@@ -67,6 +67,16 @@ class ThrottledStore(ForwardingStore):
         """See `ObjectStore.open_upload`."""
         self._wait()
         return _ThrottledUpload(self._inner.open_upload(key, size=size), self)
+
+    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """See `ObjectStore.list_uploads`."""
+        self._wait()
+        return self._inner.list_uploads(prefix)
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        """See `ObjectStore.abort_upload`."""
+        self._wait()
+        self._inner.abort_upload(upload)
 
     def _wait(self, count: int = 0) -> None:
         self._clock.sleep(max(self._seconds + count / self._rate, 0.0))

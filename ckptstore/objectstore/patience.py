@@ -1,0 +1,38 @@
+"""How often and how long one request is tried: the one policy, of every engine."""
+
+from __future__ import annotations
+
+from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
+from ckptstore.errors import CkptStoreError
+from ckptstore.options import RetryOptions
+
+
+class Patience:
+    """The tries of one request. Made when the first one begins.
+
+    Args:
+        options: The policy.
+        clock: Where the deadline comes from.
+        ids: Where jitter comes from.
+    """
+
+    def __init__(self, options: RetryOptions, *, clock: Clock | None = None, ids: IdSource | None = None) -> None:
+        self._options, self._clock, self._ids = options, clock or SystemClock(), ids or SystemIds()
+        self._deadline = self._clock.monotonic() + options.deadline_seconds
+        self._left, self._longest = options.attempts - 1, options.first_pause_seconds
+
+    def pause_after(self, error: CkptStoreError) -> float | None:
+        """Return how many seconds to wait before the next try, or None if there is to be none.
+
+        A pause is drawn between 0 and a bound that doubles; where the server asked for a longer one, that is kept.
+        """
+        drawn = max(self._longest * self._ids.fraction(), asked_pause(error, self._options.longest_pause_seconds))
+        self._longest = min(2 * self._longest, self._options.longest_pause_seconds)
+        self._left -= 1
+        return drawn if self._left >= 0 and self._clock.monotonic() + drawn <= self._deadline else None
+
+
+def asked_pause(error: CkptStoreError | None, longest: float) -> float:
+    """Return how many seconds the server asked to be left alone, at most `longest`; 0 if it did not."""
+    asked = error.facts.get("retry_after_seconds") if error is not None else None
+    return min(float(asked), longest) if isinstance(asked, int | float) and asked > 0 else 0.0
