@@ -13,6 +13,14 @@ sys.path.insert(0, str(HERE))  # for `ranks` and `states`, here and in the proce
 __all__ = ["fake_gcs", "gs_url", "juicefs", "moto_server", "rclone", "s3_url", "seaweedfs"]
 
 
+@pytest.fixture
+def place(request):
+    """Where the run is, see `places.on`."""
+    from places import place_at  # noqa: PLC0415  (found by the line above)
+
+    return place_at(request.param, request)
+
+
 @pytest.fixture(scope="session")
 def gang():
     from ranks import Gang  # noqa: PLC0415  (torch is for those who ask for it)

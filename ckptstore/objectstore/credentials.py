@@ -1,112 +1,42 @@
-"""Who we are and where the store is, for S3: from options, else the environment, else what botocore finds.
-
-The names are those that s3fs users know. What is not known is refused by name, so that a typing error is not silence.
-"""
+"""Who we are and where the store is, for S3: from options, else the environment, else what botocore finds."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from ckptstore.errors import AccessDeniedError, InvalidInputError
+from ckptstore.objectstore.s3_options import S3Options
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
 DEFAULT_REGION = "us-east-1"
-CHECKSUMS = ("CRC64NVME", "SHA256", None)
 
 # botocore renews credentials itself; asked for this often it always has fresh ones.
 _ASK_AGAIN = timedelta(minutes=10)
-
-_CLIENT_KWARGS = {
-    "aws_access_key_id": "key",
-    "aws_secret_access_key": "secret",
-    "aws_session_token": "token",
-    "endpoint_url": "endpoint_url",
-    "region_name": "region_name",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class S3Options:
-    """What a user may say in `storage_options`. What is None is looked up.
-
-    Args:
-        key: The access key's id. Comes with `secret`.
-        secret: The access key's secret.
-        token: The session's token, of temporary credentials.
-        endpoint_url: `https://host` or `http://host` of an S3-compatible server.
-        region_name: The region.
-        profile: A profile of `~/.aws`.
-        anon: Sign nothing.
-        checksum_algorithm: What the server checks each object and part with: `CRC64NVME`, `SHA256`, or None for a
-            server that knows neither.
-    """
-
-    key: str | None = None
-    secret: str | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
-    endpoint_url: str | None = None
-    region_name: str | None = None
-    profile: str | None = None
-    anon: bool = False
-    checksum_algorithm: str | None = "CRC64NVME"
-
-    def __post_init__(self) -> None:
-        for name in ("key", "secret", "token", "endpoint_url", "region_name", "profile"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):  # not shown: it could be a secret
-                raise InvalidInputError(f"`{name}` must be text that is not empty.", hint="Leave it out.")
-        if (self.key is None) != (self.secret is None):
-            raise InvalidInputError("`key` and `secret` come together.", hint="Give both, or neither.")
-        if self.checksum_algorithm not in CHECKSUMS:
-            known = ", ".join(map(repr, CHECKSUMS))
-            raise InvalidInputError(f"checksum_algorithm is {self.checksum_algorithm!r}.", hint=f"It can be {known}.")
-        if self.endpoint_url is not None:
-            _check_endpoint(self.endpoint_url)
-
-
-def read_options(given: Mapping[str, Any]) -> S3Options:
-    """Return `storage_options` as options.
-
-    Raises:
-        InvalidInputError: A name is not known, or a value makes no sense. No value of a secret is shown.
-    """
-    values = {name: value for name, value in given.items() if name != "client_kwargs"}
-    nested = given.get("client_kwargs") or {}
-    if not isinstance(nested, Mapping):
-        raise InvalidInputError("`client_kwargs` must be a mapping.", hint=f"Known are {', '.join(_CLIENT_KWARGS)}.")
-    known = list(S3Options.__dataclass_fields__)
-    unknown = [name for name in values if name not in known]
-    unknown += [f"client_kwargs.{name}" for name in nested if name not in _CLIENT_KWARGS]
-    if unknown:
-        raise InvalidInputError(
-            f"storage_options has names that s3:// does not know: {', '.join(sorted(unknown))}.",
-            hint=f"Known are: {', '.join(known)}, and client_kwargs of {', '.join(_CLIENT_KWARGS)}.",
-        )
-    return S3Options(**{_CLIENT_KWARGS[name]: value for name, value in nested.items()} | values)
 
 
 def fill_from_environment(options: S3Options, environment: Mapping[str, str] = os.environ) -> S3Options:
     """Return `options` with what the usual `AWS_` variables say where the user said nothing.
 
     Raises:
-        InvalidInputError: The endpoint in the environment is no URL.
+        InvalidInputError: The endpoint in the environment is no URL, or AWS_CA_BUNDLE no file.
     """
 
     def first(*names: str) -> str | None:
         return next((environment[name] for name in names if environment.get(name)), None)
 
+    calculation = first("AWS_REQUEST_CHECKSUM_CALCULATION")
     filled = replace(
         options,
         endpoint_url=options.endpoint_url or first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
         region_name=options.region_name or first("AWS_REGION", "AWS_DEFAULT_REGION"),
+        verify=options.verify if options.verify is not None else first("AWS_CA_BUNDLE"),
+        request_checksum_calculation=options.request_checksum_calculation or (calculation and calculation.lower()),
     )
     key, secret = first("AWS_ACCESS_KEY_ID"), first("AWS_SECRET_ACCESS_KEY")
     if options.key is None and options.profile is None and not options.anon and key and secret:
@@ -154,28 +84,6 @@ def fill_from_botocore(options: S3Options) -> tuple[S3Options, Callable[[], S3Cr
         }
 
     return options, current
-
-
-def is_private(endpoint: str | None) -> bool:
-    """Return whether nobody on the way to `endpoint` can change a byte: TLS, or this machine's loopback."""
-    if endpoint is None or urlsplit(endpoint).scheme == "https":
-        return True
-    host = urlsplit(endpoint).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _check_endpoint(endpoint: str) -> None:
-    try:
-        parts = urlsplit(endpoint)
-        sound = parts.scheme in ("http", "https") and parts.hostname and not (parts.username or parts.query)
-        _ = parts.port
-    except (ValueError, AttributeError):
-        sound = False
-    if not sound:  # it is not shown: it could hold credentials
-        raise InvalidInputError("The endpoint is no plain http:// or https:// URL.", hint="Write https://host:port.")
 
 
 def _ask_botocore(options: S3Options) -> tuple[Any, S3Options]:

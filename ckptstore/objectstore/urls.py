@@ -20,6 +20,7 @@ from ckptstore.options import TransferOptions, check_kinds
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _HALF_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_WITH_BUCKET = ("s3", "gs")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
@@ -85,9 +86,12 @@ def _split(url: str | os.PathLike[str]) -> tuple[str, str]:
         if not path.startswith("/"):
             raise InvalidInputError("A file:// URL needs an absolute path.", hint="Write file:///path/to/run.")
         return scheme, "/" + _checked(path[1:])
-    if scheme == "s3" and not _BUCKET.fullmatch(path.split("/")[0]):
+    if scheme in _WITH_BUCKET and not _BUCKET.fullmatch(path.split("/")[0]):
         # The name is not shown: it could hold credentials (`s3://key:secret@bucket`).
-        raise InvalidInputError("An s3:// URL needs a bucket's name first.", hint="Write s3://bucket/path/to/run.")
+        raise InvalidInputError(
+            f"The first word of an {scheme}:// URL must be a bucket's name.",
+            hint=f"Write {scheme}://bucket/path/to/run.",
+        )
     return scheme, _checked(path)
 
 
@@ -154,11 +158,38 @@ def _open_obstore(place: _Place) -> ObjectStore:
         raise UnsupportedError(
             f"{place.scheme}:// needs the package {error.name}.", hint="Run: pip install 'ckptstore[s3]'."
         ) from error
+    bucket, prefix = _bucket_of(place)
+    return ObstoreS3(bucket, prefix, options=place.options, transfer=place.transfer)
+
+
+def _open_s3fs(place: _Place) -> ObjectStore:
+    try:
+        from ckptstore.objectstore.via_s3fs import S3fsStore  # noqa: PLC0415  (only the engine asked for)
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"The engine s3fs needs the package {error.name}.", hint="Run: pip install 'ckptstore[s3fs]'."
+        ) from error
+    bucket, prefix = _bucket_of(place)
+    return S3fsStore(bucket, prefix, options=place.options, transfer=place.transfer)
+
+
+def _open_gcsfs(place: _Place) -> ObjectStore:
+    try:
+        from ckptstore.objectstore.via_gcsfs import GcsfsStore  # noqa: PLC0415  (only the engine asked for)
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"{place.scheme}:// needs the package {error.name}.", hint="Run: pip install 'ckptstore[gcs]'."
+        ) from error
+    bucket, prefix = _bucket_of(place)
+    return GcsfsStore(bucket, prefix, options=place.options, transfer=place.transfer)
+
+
+def _bucket_of(place: _Place) -> tuple[str, str]:
     bucket, _, prefix = place.path.partition("/")
     if "\\" in prefix:
         # Some servers take it for a slash: two runs could meet.
-        raise InvalidInputError("An s3:// URL cannot hold a backslash.", hint="Use another name.")
-    return ObstoreS3(bucket, prefix, options=place.options, transfer=place.transfer)
+        raise InvalidInputError("This URL cannot hold a backslash.", hint="Use another name.")
+    return bucket, prefix
 
 
 _AT_HAND = ("local", "memory")
@@ -167,5 +198,6 @@ _AT_HAND = ("local", "memory")
 _ENGINES: dict[str, dict[str, Callable[[_Place], ObjectStore]]] = {
     "file": {"local": _open_local},
     "memory": {"memory": _open_memory},
-    "s3": {"obstore": _open_obstore},
+    "s3": {"obstore": _open_obstore, "s3fs": _open_s3fs},
+    "gs": {"gcsfs": _open_gcsfs},
 }

@@ -14,17 +14,13 @@ import obstore
 from obstore.store import S3Store
 
 from ckptstore.errors import IntegrityError, NotFoundError, UnsupportedError
-from ckptstore.objectstore.credentials import (
-    S3Options,
-    fill_from_botocore,
-    fill_from_environment,
-    is_private,
-    read_options,
-)
+from ckptstore.objectstore.credentials import fill_from_botocore, fill_from_environment
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
 from ckptstore.objectstore.obstore_errors import Request, translating
+from ckptstore.objectstore.obstore_s3 import attributes, check_for_obstore, client_options, store_config
 from ckptstore.objectstore.obstore_upload import ObstoreUpload
 from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
+from ckptstore.objectstore.s3_options import S3Options, read_s3_options
 from ckptstore.options import MAX_PARTS, TransferOptions
 from ckptstore.units import MIB
 
@@ -59,11 +55,12 @@ class ObstoreS3:
     Args:
         bucket: The bucket's name.
         prefix: Where the run's root is in it, without slashes at its ends; may be empty.
-        options: See `credentials.S3Options`.
+        options: See `s3_options.S3Options`.
         transfer: How large objects are moved.
 
     Raises:
         InvalidInputError: An option is not known, or makes no sense.
+        UnsupportedError: An option is for another engine.
     """
 
     engine = "obstore"
@@ -72,7 +69,8 @@ class ObstoreS3:
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self._bucket, self._root = bucket, f"{prefix}/" if prefix else ""
         self._given, self._transfer = dict(options), transfer
-        self._access = fill_from_environment(read_options(options))
+        self._access = fill_from_environment(read_s3_options(options))
+        check_for_obstore(self._access, bucket)
         self._found: tuple[S3Options, Callable[[], S3Credential] | None] = (self._access, None)
         self._clients: dict[_Patience, S3Store] = {}
         self._clients_of: int | None = None
@@ -97,7 +95,11 @@ class ObstoreS3:
         creates = mode is PutMode.CREATE
         with self._translating("PUT", key, writes=True) as path:
             result = self._client(_CREATE if creates else _BULK).put(
-                path, body, mode="create" if creates else "overwrite", use_multipart=False
+                path,
+                body,
+                mode="create" if creates else "overwrite",
+                use_multipart=False,
+                attributes=attributes(self._access),
             )
         return ObjectInfo(key, len(body), _plain_etag(result["e_tag"]))
 
@@ -153,7 +155,11 @@ class ObstoreS3:
         part_bytes = max(self._transfer.part_bytes, -(-size // MAX_PARTS))
         with self._translating("PUT", key, writes=True) as path:
             writer = obstore.open_writer(
-                self._client(_BULK), path, buffer_size=part_bytes, max_concurrency=self._transfer.parts_in_flight
+                self._client(_BULK),
+                path,
+                buffer_size=part_bytes,
+                max_concurrency=self._transfer.parts_in_flight,
+                attributes=attributes(self._access),
             )
         request = Request("PUT", f"{self.url}/{key}", key, writes=True)
         return ObstoreUpload(writer, request, size=size, part_bytes=part_bytes, head=lambda: self.head(key))
@@ -198,27 +204,15 @@ class ObstoreS3:
 
     def _new_client(self, patience: _Patience) -> S3Store:
         access, credentials = self._found
-        config: dict[str, Any] = {}
-        if access.endpoint_url:
-            # Both names: obstore itself reads the environment, and the second one would win.
-            config |= {"endpoint": access.endpoint_url, "aws_endpoint_url_s3": access.endpoint_url}
-        if access.checksum_algorithm:
-            config["checksum_algorithm"] = access.checksum_algorithm
+        config = store_config(access, self._bucket)
         if credentials is not None:
             config["credential_provider"] = credentials
         seconds = self._transfer.part_bytes / _SLOWEST_BYTES_PER_SECOND if patience is _BULK else 0.0
+        client: Any = client_options(access, self._bucket, connect=_CONNECT)
+        client["timeout"] = patience.request + timedelta(seconds=seconds)
         return S3Store(
             self._bucket,
-            region=access.region_name,
-            skip_signature=credentials is None,
-            conditional_put="etag",
-            disable_bulk_delete=True,  # not every server has it; here keys go one by one anyway
-            unsigned_payload=is_private(access.endpoint_url),
-            client_options={
-                "allow_http": (access.endpoint_url or "").startswith("http://"),
-                "connect_timeout": _CONNECT,
-                "timeout": patience.request + timedelta(seconds=seconds),
-            },
+            client_options=client,
             retry_config={"max_retries": patience.retries, "retry_timeout": patience.retry},
             **config,
         )

@@ -1,6 +1,5 @@
 """S3 as it goes wrong: what servers answer, what never arrives, and what must never be shown."""
 
-import os
 import pickle
 import re
 import signal
@@ -11,9 +10,9 @@ import threading
 import time
 import traceback
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from scripted import BUCKET, CALLS, HUSH, PARTS, THERE, answers, multipart, upload
 
 from ckptstore.errors import (
     AccessDeniedError,
@@ -27,96 +26,19 @@ from ckptstore.errors import (
     UnsupportedError,
 )
 from ckptstore.objectstore import via_obstore
-from ckptstore.objectstore.credentials import S3Options, fill_from_environment, is_private, read_options
-from ckptstore.objectstore.port import PutMode
+from ckptstore.objectstore.credentials import fill_from_environment
+from ckptstore.objectstore.s3_options import S3Options
 from ckptstore.objectstore.urls import open_store
-from ckptstore.options import TransferOptions
 from ckptstore.units import MIB
 
-HUSH = "hush-hush-this-is-the-secret"
-BUCKET = "s3://bucket/run"
 
-
-class Scripted(ThreadingHTTPServer):
-    """A server that answers as it is told: `(status, error code)`, or None to hang up without an answer."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Answer)
-        self.script, self.seen = lambda _method, _path, _turn: (404, "NoSuchKey"), []
-
-    @property
-    def options(self):
-        return {"key": "known", "secret": HUSH, "endpoint_url": f"http://127.0.0.1:{self.server_address[1]}"}
-
-
-class _Answer(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def _answer(self):
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        turn = len(self.server.seen)
-        self.server.seen.append((self.command, self.path, dict(self.headers)))
-        said = self.server.script(self.command, self.path, turn)
-        if said is None:
-            self.close_connection = True
-            return
-        status, text, *headers = said
-        body = f"<Error><Code>{text}</Code><Message>{HUSH}</Message></Error>" if status >= 300 else text
-        self.send_response(status)
-        for name, value in headers:
-            self.send_header(name, value)
-        if not any(name == "Content-Length" for name, _ in headers):
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body.encode())
-
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _answer  # noqa: N815  (http.server's names)
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def scripted(monkeypatch):
-    """The scripted server; nothing is tried more often than once again, and nothing takes long."""
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Nothing is tried more often than once again, and nothing takes long."""
     quick = timedelta(seconds=5)
     monkeypatch.setattr(via_obstore, "_CREATE", via_obstore._Patience(quick, 0, quick))
     monkeypatch.setattr(via_obstore, "_SMALL", via_obstore._Patience(quick, 1, quick))
     monkeypatch.setattr(via_obstore, "_BULK", via_obstore._Patience(quick * 2, 1, quick))
-    with Scripted() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join(10)
-
-
-def answers(*said):
-    return lambda _method, _path, _turn: said
-
-
-@pytest.fixture
-def no_aws(monkeypatch, tmp_path):
-    """Nothing of this machine's AWS settings is found."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    return tmp_path
-
-
-CALLS = {
-    "get": lambda store: store.get("a", max_bytes=10),
-    "get_range": lambda store: store.get_range("a", start=0, length=5),
-    "list": lambda store: list(store.list("")),
-    "create": lambda store: store.put("a", b"x", mode=PutMode.CREATE),
-    "put": lambda store: store.put("a", b"x"),
-    "delete": lambda store: store.delete("a"),
-}
 
 
 @pytest.mark.parametrize(
@@ -214,33 +136,6 @@ def test_a_server_that_never_answers_is_given_up(scripted, monkeypatch):
     assert 0.9 < time.monotonic() - began < 5
 
 
-def multipart(method, path, completes):
-    """Answer like a server that takes parts; `completes` says what a completion is told."""
-    if method == "POST" and "uploads" in path:
-        return 200, "<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
-    if method == "PUT":
-        return 200, "", ("ETag", '"part"')
-    if method == "DELETE":
-        return 204, ""
-    return completes(method)
-
-
-def upload(store, size):
-    with store.open_upload("shard", size=size) as begun:
-        begun.write(bytes(size))
-        return begun.complete()
-
-
-PARTS = TransferOptions(part_bytes=5 * MIB)
-THERE = (
-    200,
-    "",
-    ("Content-Length", str(6 * MIB)),
-    ("ETag", '"e-2"'),
-    ("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT"),
-)
-
-
 def test_a_completion_whose_answer_was_lost_is_found_by_asking(scripted):
     """The second try hears of no such upload, because the first one had completed it."""
 
@@ -304,53 +199,6 @@ def test_every_body_carries_its_checksum_unless_told_not_to(scripted, size, algo
     for headers in bodies:
         assert ("x-amz-checksum-crc64nvme" in headers) == (algorithm is not None)
         assert headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"  # the loopback is private
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "expected"),
-    [
-        (None, True),
-        ("https://minio.example:9000", True),
-        ("http://127.0.0.1:9000", True),
-        ("http://127.9.9.9", True),
-        ("http://[::1]:9000", True),
-        ("http://localhost:9000", True),
-        ("http://localhost.example:9000", False),
-        ("http://10.0.0.1:9000", False),
-        ("http://minio:9000", False),
-    ],
-)
-def test_a_body_goes_unsigned_only_where_nobody_can_change_it(endpoint, expected):
-    assert is_private(endpoint) is expected
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"kee": "k"}, "kee"),
-        ({"client_kwargs": {"region": "x"}}, "client_kwargs.region"),
-        ({"client_kwargs": "region_name"}, "client_kwargs"),
-        ({"key": "k"}, "secret"),
-        ({"key": "", "secret": HUSH}, "key"),
-        ({"key": "k", "secret": 5}, "secret"),
-        ({"secret": HUSH}, "key"),
-        ({"checksum_algorithm": "MD5"}, "MD5"),
-        ({"endpoint_url": "localhost:9000"}, "endpoint"),
-        ({"endpoint_url": f"http://user:{HUSH}@host"}, "endpoint"),
-        ({"endpoint_url": f"http://host/?token={HUSH}"}, "endpoint"),
-    ],
-)
-def test_an_option_that_makes_no_sense_is_refused_by_name_when_the_store_is_opened(options, named):
-    with pytest.raises(InvalidInputError, match=re.escape(named)) as caught:
-        open_store(BUCKET, storage_options=options)
-    assert HUSH not in str(caught.value)
-
-
-def test_options_have_the_names_that_s3fs_users_know():
-    nested = {"endpoint_url": "http://h", "region_name": "eu-west-1", "aws_access_key_id": "k"}
-    options = read_options({"client_kwargs": nested, "secret": HUSH, "token": HUSH})
-    assert options == S3Options(key="k", secret=HUSH, token=HUSH, endpoint_url="http://h", region_name="eu-west-1")
-    assert HUSH not in repr(options)
 
 
 def test_the_environment_fills_what_was_not_said_and_never_mixes_credentials():

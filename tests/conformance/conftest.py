@@ -1,0 +1,29 @@
+"""What the tests of several engines share."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `scripted`
+
+
+@pytest.fixture
+def no_aws(monkeypatch, tmp_path):
+    """Nothing of this machine's AWS settings is found."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return tmp_path
+
+
+@pytest.fixture
+def scripted():
+    """A server that answers as it is told."""
+    from scripted import Scripted  # noqa: PLC0415  (found since the line above)
+
+    with Scripted().serving() as server:
+        yield server

@@ -1,0 +1,108 @@
+"""An S3 server that answers as it is told, and what is asked of it."""
+
+import contextlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from ckptstore.objectstore.port import PutMode
+from ckptstore.options import TransferOptions
+from ckptstore.units import MIB
+
+HUSH = "hush-hush-this-is-the-secret"
+BUCKET = "s3://bucket/run"
+PARTS = TransferOptions(part_bytes=5 * MIB)
+THERE = (
+    200,
+    "",
+    ("Content-Length", str(6 * MIB)),
+    ("ETag", '"e-2"'),
+    ("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT"),
+)
+CALLS = {
+    "get": lambda store: store.get("a", max_bytes=10),
+    "get_range": lambda store: store.get_range("a", start=0, length=5),
+    "list": lambda store: list(store.list("")),
+    "create": lambda store: store.put("a", b"x", mode=PutMode.CREATE),
+    "put": lambda store: store.put("a", b"x"),
+    "delete": lambda store: store.delete("a"),
+}
+
+
+class Scripted(ThreadingHTTPServer):
+    """A server that answers as it is told: `(status, error code)`, or None to hang up without an answer."""
+
+    daemon_threads = True
+
+    def __init__(self, *, tls=None):
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.script, self.seen = lambda _method, _path, _turn: (404, "NoSuchKey"), []
+        self.endpoint = f"{'https' if tls else 'http'}://127.0.0.1:{self.server_address[1]}"
+        if tls:
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+
+    @property
+    def options(self):
+        return {"key": "known", "secret": HUSH, "endpoint_url": self.endpoint}
+
+    @contextlib.contextmanager
+    def serving(self):
+        with self:
+            thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+            thread.start()
+            try:
+                yield self
+            finally:
+                self.shutdown()
+                thread.join(10)
+
+    def handle_error(self, *_):
+        pass  # a client that goes away in the middle is what is tested
+
+
+class _Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        turn = len(self.server.seen)
+        self.server.seen.append((self.command, self.path, dict(self.headers)))
+        said = self.server.script(self.command, self.path, turn)
+        if said is None:
+            self.close_connection = True
+            return
+        status, text, *headers = said
+        body = f"<Error><Code>{text}</Code><Message>{HUSH}</Message></Error>" if status >= 300 else text
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        if not any(name == "Content-Length" for name, _ in headers):
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body.encode())
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _answer  # noqa: N815  (http.server's names)
+
+    def log_message(self, *_):
+        pass
+
+
+def answers(*said):
+    return lambda _method, _path, _turn: said
+
+
+def multipart(method, path, completes):
+    """Answer like a server that takes parts; `completes` says what a completion is told."""
+    if method == "POST" and "uploads" in path:
+        return 200, "<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
+    if method == "PUT":
+        return 200, "", ("ETag", '"part"')
+    if method == "DELETE":
+        return 204, ""
+    return completes(method)
+
+
+def upload(store, size):
+    with store.open_upload("shard", size=size) as begun:
+        begun.write(bytes(size))
+        return begun.complete()
