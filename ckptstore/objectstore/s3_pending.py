@@ -35,11 +35,11 @@ def list_uploads(place: S3Place, request: Request, *, root: str, prefix: str) ->
         try:
             answer = await place.send("list_multipart_uploads", Prefix=root + prefix, **after)
         except ClientError as error:
-            if error.response["Error"].get("Code") != "NoSuchUpload":
-                raise
-            return {}  # how `rclone serve s3` says of a bucket that there never were any
+            if error.response["Error"].get("Code") == "NoSuchUpload":  # so rclone says that there is none
+                return {}
+            raise
         found.extend(_pending(upload, root) for upload in answer.get("Uploads", ()) if _is_under(upload, root + prefix))
-        if not answer.get("IsTruncated"):  # some leave it out
+        if not answer.get("IsTruncated", False):
             return {}
         following = {"KeyMarker": answer.get("NextKeyMarker", ""), "UploadIdMarker": answer.get("NextUploadIdMarker")}
         following = {name: value for name, value in following.items() if value is not None}
