@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STORE  ?= file
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test lint slow clean
+.PHONY: help demo test lint slow table clean
 
 help:
 	@sed -n 's/^##//p' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ lint: $(VENV)/.ready
 ## make slow           the slow set: 8 ranks, a tensor of 6 GiB
 slow: $(VENV)/.ready
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+## make table          run the conformance suite on every engine and write its table into ckptstore/objectstore/README.md
+table: $(VENV)/.ready
+	$(BIN)/python tests/conformance/table.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""`python -m localstack up s3`: a real object store, until Ctrl-C."""
+"""`python -m localstack up KIND`: a real object store on this machine, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ import signal
 import sys
 import threading
 
+from localstack.fake_gcs import FakeGcs
 from localstack.guarded import ServerFailedError
+from localstack.juicefs import JuiceFS
+from localstack.moto import Moto
+from localstack.rclone import Rclone
 from localstack.seaweedfs import SeaweedFS
+from localstack.server import Server
 
-SERVERS = {"s3": SeaweedFS}
+SERVERS: dict[str, type[Server]] = {
+    "s3": SeaweedFS,
+    "gcs": FakeGcs,
+    "moto": Moto,
+    "rclone": Rclone,
+    "juicefs": JuiceFS,
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -33,9 +44,8 @@ def main(arguments: list[str]) -> int:
         with SERVERS[chosen.kind](in_memory=chosen.in_memory) as server:
             for name, value in server.environment.items():
                 print(f"export {name}={shlex.quote(value)}")
-            print(
-                f"# ready: s3://{server.bucket}/any/prefix  (Ctrl-C stops the server and deletes its data)", flush=True
-            )
+            ready = f"# ready: {server.url('any/prefix')}  (Ctrl-C stops the server and deletes its data)"
+            print(ready, flush=True)
             ended.wait()
     except ServerFailedError as error:
         print(error, file=sys.stderr)

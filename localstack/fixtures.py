@@ -8,21 +8,68 @@ from collections.abc import Iterator
 
 import pytest
 
+from localstack.fake_gcs import FakeGcs
+from localstack.juicefs import JuiceFS
+from localstack.moto import Moto
+from localstack.rclone import Rclone
 from localstack.seaweedfs import SeaweedFS
+from localstack.server import Server
+
+# What clients of object stores find in the environment, by how the names begin.
+CLIENTS_READ = ("AWS_", "GOOGLE_", "GCSFS_", "FSSPEC_", "STORAGE_EMULATOR_HOST", "NO_GCE_CHECK")
 
 
 @pytest.fixture(scope="session")
 def seaweedfs() -> Iterator[SeaweedFS]:
-    """One server for all tests of this process."""
+    """One server for all tests of this process. So are the others below."""
     with SeaweedFS() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[Moto]:
+    """See `Moto`."""
+    with Moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone() -> Iterator[Rclone]:
+    """See `Rclone`."""
+    with Rclone() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def juicefs() -> Iterator[JuiceFS]:
+    """See `JuiceFS`."""
+    with JuiceFS() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fake_gcs() -> Iterator[FakeGcs]:
+    """See `FakeGcs`."""
+    with FakeGcs() as server:
         yield server
 
 
 @pytest.fixture
 def s3_url(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> str:
     """A prefix that nobody else uses, with the environment set so that it is found, here and in child processes."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
+    return fresh_url(seaweedfs, monkeypatch)
+
+
+@pytest.fixture
+def gs_url(fake_gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same as `s3_url`, for Google's storage."""
+    return fresh_url(fake_gcs, monkeypatch)
+
+
+def fresh_url(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a prefix that nobody else uses, and set the environment so that `server`, and no other, is found."""
+    for name in [name for name in os.environ if name.startswith(CLIENTS_READ)]:
         monkeypatch.delenv(name)
-    for name, value in seaweedfs.environment.items():
+    for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    return f"s3://{seaweedfs.bucket}/tests/{secrets.token_hex(8)}/run"
+    return server.url(f"tests/{secrets.token_hex(8)}/run")

@@ -2,11 +2,13 @@
 
 `python guard.py FOLDER LEFTOVERS COMMAND...` runs the command until standard input ends. Its other end is held by the
 process that started the guard, so it ends even if that process is killed. Then the server is stopped, and FOLDER and
-the LEFTOVERS (paths joined by `:`) are deleted.
+the LEFTOVERS (paths joined by `:`) are deleted. A byte that comes before the end kills the server and starts it again
+on what it left; a byte on standard output says that this was done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -26,11 +28,33 @@ def _die_with_the_guard() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _wait_for_the_end(server: subprocess.Popen[bytes]) -> None:
+def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,  # whatever it leaves in its working directory is deleted with the rest
+            # Safe in a process of one thread. The signal follows the thread that forked, which is our only one.
+            preexec_fn=_die_with_the_guard,  # noqa: PLW1509
+        )
+
+
+def _kill(server: subprocess.Popen[bytes], leftovers: list[Path]) -> None:
+    server.kill()  # asked politely some take five seconds
+    server.wait(STOP_SECONDS)
+    for path in leftovers:
+        path.unlink(missing_ok=True)
+
+
+def _is_told_to_restart(server: subprocess.Popen[bytes]) -> bool:
+    """Wait until the server has ended or somebody wants something; return whether that is another start."""
     while server.poll() is None:
         readable, _, _ = select.select([0], [], [], POLL_SECONDS)
-        if readable and not os.read(0, 1):
-            return
+        if readable:
+            return bool(os.read(0, 1))
+    return False
 
 
 def main(folder: Path, leftovers: list[Path], command: list[str]) -> int:
@@ -38,21 +62,14 @@ def main(folder: Path, leftovers: list[Path], command: list[str]) -> int:
 
     If killed: the server dies too (on Linux); its files are left.
     """
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            # Safe in a process of one thread. The signal follows the thread that forked, which is our only one.
-            preexec_fn=_die_with_the_guard,  # noqa: PLW1509
-        )
-    _wait_for_the_end(server)
+    server = _start(command, folder)
+    while _is_told_to_restart(server):
+        _kill(server, leftovers)
+        server = _start(command, folder)
+        with contextlib.suppress(BrokenPipeError):  # who asked is gone: the next look at standard input says so
+            os.write(1, b".")
     code = server.poll()
-    server.kill()  # its data is deleted anyway; asked politely it takes five seconds
-    server.wait(STOP_SECONDS)
-    for path in leftovers:
-        path.unlink(missing_ok=True)
+    _kill(server, leftovers)
     if code is not None:
         return code or 1  # it ended by itself: the log is left for who started us
     shutil.rmtree(folder, ignore_errors=True)

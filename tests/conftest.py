@@ -5,12 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from localstack.fixtures import s3_url, seaweedfs
+from localstack.fixtures import fake_gcs, gs_url, juicefs, moto_server, rclone, s3_url, seaweedfs
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for `ranks` and `states`, here and in the processes that a gang starts
 
-__all__ = ["s3_url", "seaweedfs"]
+__all__ = ["fake_gcs", "gs_url", "juicefs", "moto_server", "rclone", "s3_url", "seaweedfs"]
+
+
+@pytest.fixture
+def place(request):
+    """Where the run is, see `places.on`."""
+    from places import place_at  # noqa: PLC0415  (found by the line above)
+
+    return place_at(request.param, request)
 
 
 @pytest.fixture(scope="session")

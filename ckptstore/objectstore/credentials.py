@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptstore.errors import AccessDeniedError, CkptStoreError, InvalidInputError, UnavailableError, UnsupportedError
 from ckptstore.objectstore import loop
+from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION
 from ckptstore.objectstore.s3_options import S3Options
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
-DEFAULT_REGION = "us-east-1"
 ASK_SECONDS = 60.0
 """How long it may take to find or renew credentials."""
 _ASK_AGAIN_SECONDS = 30.0  # after a renewal that failed while the old ones are still good

@@ -72,6 +72,20 @@ def current() -> asyncio.AbstractEventLoop:
     return _served().loop
 
 
+def at_end(close: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """From inside the loop: have `close` run before it ends with the process."""
+    served = _running
+    if served is not None and served.loop is asyncio.get_running_loop():
+        served.closing.append(close)
+
+
+def not_at_end(close: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """From inside the loop: `close` has been run."""
+    served = _running
+    if served is not None and close in served.closing:
+        served.closing.remove(close)
+
+
 class _Served:
     """A loop and the thread that runs it."""
 
@@ -79,6 +93,7 @@ class _Served:
         self._selector = selectors.DefaultSelector()
         self.loop = asyncio.SelectorEventLoop(self._selector)
         self.thread = threading.Thread(target=self._serve, name="ckptstore-loop", daemon=True)
+        self.closing: list[Callable[[], Coroutine[Any, Any, object]]] = []
         self._ending = False
         self.thread.start()
 
@@ -103,8 +118,12 @@ class _Served:
 
         async def rest() -> None:
             others = asyncio.all_tasks() - {asyncio.current_task()}
+            others |= {self.loop.create_task(close()) for close in self.closing}
             if others:
-                await asyncio.wait(others, timeout=_GRACE_SECONDS / 2)
+                _, late = await asyncio.wait(others, timeout=_GRACE_SECONDS / 2)
+                for task in late:
+                    task.cancel()
+                await asyncio.wait(others, timeout=_GRACE_SECONDS / 4)
             self._ending = True
             self.loop.stop()
 

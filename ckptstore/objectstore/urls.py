@@ -162,12 +162,28 @@ def _open_obstore(place: _Place) -> ObjectStore:
         raise UnsupportedError(
             f"{place.scheme}:// needs the package {error.name}.", hint="Run: pip install 'ckptstore[s3]'."
         ) from error
+    openers = {"s3": open_s3, "az": open_azure, "gs": open_gcs}
+    bucket, prefix = _bucket_of(place)
+    return openers[place.scheme](bucket, prefix, options=place.options, transfer=place.transfer)
+
+
+def _open_s3fs(place: _Place) -> ObjectStore:
+    try:
+        from ckptstore.objectstore.via_s3fs import S3fsStore  # noqa: PLC0415  (only the engine asked for)
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"The engine s3fs needs the package {error.name}.", hint="Run: pip install 'ckptstore[s3fs]'."
+        ) from error
+    bucket, prefix = _bucket_of(place)
+    return S3fsStore(bucket, prefix, options=place.options, transfer=place.transfer)
+
+
+def _bucket_of(place: _Place) -> tuple[str, str]:
     bucket, _, prefix = place.path.partition("/")
     if "\\" in prefix:
         # Some servers take it for a slash: two runs could meet.
         raise InvalidInputError(f"A URL of {place.scheme}:// cannot hold a backslash.", hint="Use another name.")
-    openers = {"s3": open_s3, "az": open_azure, "gs": open_gcs}
-    return openers[place.scheme](bucket, prefix, options=place.options, transfer=place.transfer)
+    return bucket, prefix
 
 
 _AT_HAND = ("local", "memory")
@@ -176,7 +192,7 @@ _AT_HAND = ("local", "memory")
 _ENGINES: dict[str, dict[str, Callable[[_Place], ObjectStore]]] = {
     "file": {"local": _open_local},
     "memory": {"memory": _open_memory},
-    "s3": {"obstore": _open_obstore},
+    "s3": {"obstore": _open_obstore, "s3fs": _open_s3fs},
     "az": {"obstore": _open_obstore},
     "gs": {"obstore": _open_obstore},
 }

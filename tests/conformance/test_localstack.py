@@ -1,4 +1,4 @@
-"""The local server comes up, says how to reach it, and never outlives whoever started it."""
+"""A local server comes up, says how to reach it, keeps its data over a restart, and never outlives who started it."""
 
 import os
 import re
@@ -6,43 +6,71 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
+import botocore.exceptions
 import pytest
 
 from ckptstore.objectstore.urls import open_store
+from localstack.__main__ import SERVERS
+from localstack.seaweedfs import SeaweedFS
 
 pytestmark = pytest.mark.servers
 
+NEEDED = {
+    "s3": {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION"},
+    "gs": {"STORAGE_EMULATOR_HOST"},
+}
+S3_KINDS = [name for name, kind in SERVERS.items() if kind.scheme == "s3"]
 
-@pytest.fixture
-def started(tmp_path):
-    """`python -m localstack up s3`, ready; its environment; and the pid of what it started."""
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "localstack", "up", "s3"], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    said = []
-    try:
-        for line in process.stdout:
-            said.append(line)
+
+class Started:
+    """`python -m localstack up KIND`, ready; what it said; and the folder that all its files should be in."""
+
+    def __init__(self, kind, folder):
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "localstack", "up", kind],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(folder)},
+        )
+        self.said = ""
+        for line in self.process.stdout:
+            self.said += line
             if line.startswith("# ready"):
                 break
-        assert said[-1].startswith("# ready"), said
-        yield process, "".join(said), tmp_path
-    finally:
-        process.kill()
-        process.wait(10)
-        process.stdout.close()
+        self.exported = dict(re.findall(r"^export (\w+)=(\S+)$", self.said, re.MULTILINE))
+
+    def close(self):
+        self.process.kill()
+        self.process.wait(10)
+        self.process.stdout.close()
 
 
-def processes_that_use(folder):
-    """The pids of processes with the folder in their command line."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+@pytest.fixture
+def start(tmp_path):
+    running = []
+
+    def start(kind):
+        running.append(Started(kind, tmp_path))
+        assert "# ready" in running[-1].said
+        return running[-1]
+
+    yield start
+    for started in running:
+        started.close()
+
+
+def processes_of(folder):
+    """The pids of guards and servers whose folder begins like this: it is in their command line, or their home."""
+    mark, found = os.fsencode(folder), []
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            if os.fsencode(folder) in path.read_bytes():
-                found.append(int(path.parent.name))
+            if mark in (path / "cmdline").read_bytes() + (path / "environ").read_bytes():
+                found.append(int(path.name))
         except OSError:  # it ended while we looked
             continue
     return found
@@ -55,40 +83,128 @@ def wait_until(true, seconds=20):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_it_prints_is_what_a_store_needs_and_it_stops_clean(started, monkeypatch, number):
-    process, said, folder = started
-    exported = dict(re.findall(r"^export (\w+)=(\S+)$", said, re.MULTILINE))
-    assert set(exported) >= {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION"}
-    for name, value in exported.items():
+@pytest.mark.parametrize("kind", SERVERS)
+def test_what_it_prints_is_where_it_is_and_it_stops_clean(start, kind):
+    started = start(kind)
+    scheme = SERVERS[kind].scheme
+    assert set(started.exported) >= NEEDED[scheme]
+    assert re.search(rf"^# ready: {scheme}://[a-z]+/", started.said, re.MULTILINE)
+
+    assert len(processes_of(started.folder / "ckptstore-")) == 2  # the guard and the server
+    started.process.send_signal(signal.SIGINT)
+    assert started.process.wait(20) == 0
+    assert processes_of(started.folder / "ckptstore-") == []
+    assert list(started.folder.iterdir()) == []
+
+
+def test_its_exports_are_what_a_store_needs_and_no_socket_of_it_stays(start, monkeypatch):
+    started = start("s3")
+    for name, value in started.exported.items():
         monkeypatch.setenv(name, value)
-    store = open_store(re.search(r"# ready: (s3://[^/]+)/", said)[1] + "/run")
+    store = open_store(re.search(r"# ready: (s3://[^/]+)/", started.said)[1] + "/run")
     store.put("a", b"x")
     assert store.get("a", max_bytes=1) == b"x"
 
-    assert len(processes_that_use(folder)) == 2  # the guard and the server
     sockets = set(Path("/tmp").glob("seaweedfs-*.sock"))  # noqa: S108  (where the server puts them)
-    process.send_signal(number)
-    assert process.wait(20) == 0
-    assert processes_that_use(folder) == []
-    assert list(folder.iterdir()) == []
-    port = exported["AWS_ENDPOINT_URL"].rpartition(":")[2]
+    started.process.send_signal(signal.SIGTERM)
+    assert started.process.wait(20) == 0
+    port = started.exported["AWS_ENDPOINT_URL"].rpartition(":")[2]
     assert any(port in path.name for path in sockets)
     assert not list(Path("/tmp").glob(f"seaweedfs-*{port}.sock"))  # noqa: S108  (as above)
 
 
-def test_it_dies_with_its_parent_even_if_that_is_killed(started):
-    process, _, folder = started
-    process.kill()
-    wait_until(lambda: not processes_that_use(folder))
-    wait_until(lambda: not list(folder.iterdir()))
+@pytest.mark.parametrize("kind", SERVERS)
+def test_it_dies_with_its_parent_even_if_that_is_killed(start, kind):
+    started = start(kind)
+    started.process.kill()
+    wait_until(lambda: not processes_of(started.folder / "ckptstore-"))
+    wait_until(lambda: not list(started.folder.iterdir()))
 
 
-def test_the_server_dies_with_its_guard(started):
-    process, _, folder = started
-    guard = min(processes_that_use(folder))
+@pytest.mark.parametrize("kind", SERVERS)
+def test_the_server_dies_with_its_guard(start, kind):
+    started = start(kind)
+    guard = min(processes_of(started.folder / "ckptstore-"))
     os.kill(guard, signal.SIGKILL)
-    wait_until(lambda: not processes_that_use(folder))
-    process.terminate()
-    assert process.wait(20) == 0
-    assert list(folder.iterdir()) == []
+    wait_until(lambda: not processes_of(started.folder / "ckptstore-"))
+    started.process.terminate()
+    assert started.process.wait(20) == 0
+    assert list(started.folder.iterdir()) == []
+
+
+def test_in_memory_is_in_memory_and_the_folder_is_deleted():
+    with SeaweedFS(in_memory=True) as server:
+        folder = server._process.folder
+        assert folder.is_relative_to("/dev/shm")  # noqa: S108  (what was asked for)
+        assert (folder / "data").exists()
+    assert not folder.exists()
+
+
+def kept(client, bucket, key):
+    """The object's bytes, or None where it is not there."""
+    try:
+        return client.get_object(Bucket=bucket, Key=key)["Body"].read()
+    except client.exceptions.NoSuchKey:
+        return None
+
+
+@pytest.mark.parametrize("kind", S3_KINDS)
+def test_a_plain_client_stores_and_a_restart_loses_only_what_is_said_to_be_lost(kind, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # the user's own is neither read nor passed on
+    monkeypatch.setenv("MINIO_ROOT_USER", "somebody else")
+    with SERVERS[kind]() as server:
+        before, running = server.endpoint, processes_of(server._process.folder)
+        client = server.client()
+        client.put_object(Bucket=server.bucket, Key="a/b", Body=b"x" * 100_000)
+        assert kept(client, server.bucket, "a/b") == b"x" * 100_000
+        server.restart()
+        assert server.endpoint == before
+        assert running != processes_of(server._process.folder)
+        assert kept(client, server.bucket, "a/b") == (b"x" * 100_000 if server.keeps_data else None)
+        client.put_object(Bucket=server.bucket, Key="a/c", Body=b"y")
+        assert kept(client, server.bucket, "a/c") == b"y"
+        client.close()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in S3_KINDS if kind != "moto"])
+def test_another_ones_key_is_refused(kind):
+    with SERVERS[kind]() as server:
+        stranger = SERVERS[kind]()
+        stranger.endpoint = server.endpoint
+        client = stranger.client()
+        with pytest.raises(botocore.exceptions.ClientError) as caught:
+            client.list_objects_v2(Bucket=server.bucket)
+        assert caught.value.response["Error"]["Code"] == "InvalidAccessKeyId"
+        client.close()
+
+
+def send(endpoint, method, path, body=None, **headers):
+    """Return the status and what a request to a server without credentials brought."""
+    request = urllib.request.Request(endpoint + path, body, headers, method=method)  # noqa: S310  (our own server)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310  (the same)
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers, error.read()
+
+
+def test_fake_gcs_keeps_what_it_has_and_sends_uploads_to_where_it_was_asked():
+    with SERVERS["gcs"]() as server:
+        objects = f"/upload/storage/v1/b/{server.bucket}/o"
+        assert send(server.endpoint, "POST", f"{objects}?uploadType=media&name=a%2Fb", b"hello")[0] == 200
+        asked = {"Host": "somewhere.else:99"}
+        _, headers, _ = send(server.endpoint, "POST", f"{objects}?uploadType=resumable&name=r", b"{}", **asked)
+        assert headers["Location"].startswith("http://somewhere.else:99/")
+        server.restart()
+        path = f"/download/storage/v1/b/{server.bucket}/o/a%2Fb?alt=media"
+        assert send(server.endpoint, "GET", path)[2] == b"hello"
+
+
+def test_gcsfs_finds_fake_gcs_by_the_environment_and_does_not_wait(gs_url):
+    """In a process of its own: gcsfs reads the environment when it is imported."""
+    code = (
+        "import sys, time, fsspec; began = time.monotonic(); fs, path = fsspec.url_to_fs(sys.argv[1])\n"
+        "fs.pipe_file(path, b'x'); assert fs.cat_file(path) == b'x'; assert time.monotonic() - began < 30"
+    )
+    subprocess.run([sys.executable, "-c", code, gs_url], check=True, timeout=60)

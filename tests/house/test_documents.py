@@ -1,6 +1,7 @@
 """What the documents say of the project is there."""
 
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,16 @@ def test_every_test_that_the_evidence_names_exists():
         if not (ROOT / path).exists() or (test and not re.search(rf"(def|class) {test}\b", (ROOT / path).read_text()))
     ]
     assert missing == []
+
+
+def test_the_table_of_engines_has_every_engine_and_every_promise():
+    table = runpy.run_path(str(ROOT / "tests" / "conformance" / "table.py"))
+    readme = (ROOT / "ckptstore" / "objectstore" / "README.md").read_text()
+    written = readme.partition(table["BEGIN"])[2].partition(table["END"])[0].splitlines()
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in written]
+    assert head == ["promise", *map(table["label"], table["columns"]())]
+    assert [row[0] for row in rows] == list(table["rows"]().values())
+    assert {cell for row in rows for cell in row[1:]} <= {"yes", "-", ""}
 
 
 def run_example(number, url, **given):

@@ -1,0 +1,240 @@
+"""An S3 client of aiobotocore for threads: opened when it is first used, closed when nobody uses it any longer.
+
+It sends each request once: nothing below it tries again, so that an answer is the answer to what was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache, partial
+from typing import Any, TypeVar
+
+from ckptstore.objectstore import loop
+from ckptstore.objectstore.answers import Request
+from ckptstore.objectstore.s3_endpoint import is_private
+from ckptstore.objectstore.s3_errors import NoAnswerError, NotOpenedError, refuse_foreign, translating
+from ckptstore.objectstore.s3_options import S3Options
+from ckptstore.options import MAX_SECONDS
+
+Result = TypeVar("Result")
+Opened = tuple[Any, Callable[[], Awaitable[object]]]
+"""A client, and what closes it."""
+
+OPEN_SECONDS = 30.0
+"""How long it may take to find credentials."""
+_CONNECT_SECONDS = 5.0
+_SILENCE_SECONDS = 600.0  # each request has its own, shorter limit
+_CONNECTIONS = 64
+
+
+class S3Client:
+    """A client that any thread may use. It belongs to this process: a forked child opens another.
+
+    Args:
+        options: The settings that travel with the requests.
+        open_: Opens the client, in the loop.
+    """
+
+    def __init__(self, options: S3Options, open_: Callable[[], Awaitable[Opened]]) -> None:
+        self._extras, self._cell = _extras(options), _Cell(partial(_opened, open_, options))
+        weakref.finalize(self, _close, self._cell).atexit = False  # the loop does it then
+
+    def run(self, request: Request, work: Callable[[], Awaitable[Result]], *, limit: float = MAX_SECONDS) -> Result:
+        """Return what `work` returns, run in the loop; its own calls of `send` have time-outs.
+
+        Raises:
+            CkptStoreError: What went wrong, as ours.
+        """
+        with translating(request):
+            return loop.run(_coroutine(work), timeout=min(limit, MAX_SECONDS))
+
+    async def send(self, operation: str, *, seconds: float, **parameters: Any) -> Any:
+        """Send one request, once, and return the server's answer. In the loop.
+
+        Args:
+            operation: botocore's name for it: `put_object`.
+            seconds: How long it may take.
+            parameters: botocore's. What the options say of every request is added.
+
+        Raises:
+            Exception: Whatever aiobotocore raises; see `translating`.
+        """
+        try:
+            async with within(OPEN_SECONDS):
+                client = await self._cell.client()
+        except Exception as error:
+            raise NotOpenedError(error) from error
+        model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation])
+        extras = {name: value for name, value in self._extras.items() if name in model.input_shape.members}
+        async with within(seconds):
+            answer = await getattr(client, operation)(**extras, **parameters)
+        refuse_foreign(operation, answer)
+        return answer
+
+
+@asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """Give the block so much time.
+
+    Raises:
+        NoAnswerError: It took longer.
+    """
+    try:
+        async with asyncio.timeout(min(seconds, MAX_SECONDS)):
+            yield
+    except TimeoutError as error:
+        raise NoAnswerError(seconds) from error
+
+
+def open_client(options: S3Options) -> S3Client:
+    """Return a client of aiobotocore's own session. Nothing is sent, and nothing is looked up yet."""
+
+    async def open_() -> Opened:
+        stack = AsyncExitStack()
+        arguments = client_arguments(options)
+        import aiobotocore.config  # noqa: PLC0415  (only if it is used)
+
+        config = aiobotocore.config.AioConfig(**config_arguments(options))
+        session = new_session(options.profile)
+        return await stack.enter_async_context(session.create_client("s3", config=config, **arguments)), stack.aclose
+
+    return S3Client(options, open_)
+
+
+def new_session(profile: str | None) -> Any:
+    """Return a session of aiobotocore, which reads the descriptions of services once per process."""
+    import aiobotocore.session  # noqa: PLC0415  (only if it is used)
+
+    session = aiobotocore.session.AioSession(profile=profile)
+    session.register_component("data_loader", _loader())
+    return session
+
+
+@cache
+def _loader() -> Any:
+    import aiobotocore.session  # noqa: PLC0415  (only if it is used)
+
+    return aiobotocore.session.AioSession().get_component("data_loader")
+
+
+def client_arguments(options: S3Options) -> dict[str, Any]:
+    """Return what `create_client` is told, apart from the configuration."""
+    said = {
+        "aws_access_key_id": options.key,
+        "aws_secret_access_key": options.secret,
+        "aws_session_token": options.token,
+        "endpoint_url": options.endpoint_url,
+        "region_name": options.region_name,
+        "use_ssl": options.use_ssl,
+        "verify": options.verify,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def config_arguments(options: S3Options, *, connections: int = _CONNECTIONS) -> dict[str, Any]:
+    """Return what botocore's configuration is told.
+
+    Args:
+        options: The settings of s3://.
+        connections: How many there may be at once.
+    """
+    from ckptstore.objectstore.s3_http import OnceSession  # noqa: PLC0415  (only if it is used)
+
+    said: dict[str, Any] = {
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "connect_timeout": options.connect_timeout_seconds or _CONNECT_SECONDS,
+        "read_timeout": options.read_timeout_seconds or _SILENCE_SECONDS,
+        "max_pool_connections": max(connections, _CONNECTIONS),
+        # Where a checksum is wanted it is given, and then no chunked encoding is needed, which some servers refuse.
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": options.response_checksum_validation or "when_required",
+        "http_session_cls": OnceSession,
+    }
+    if options.addressing_style != "auto":
+        said["s3"] = {"addressing_style": options.addressing_style}
+    if options.anon:
+        import botocore  # noqa: PLC0415  (only if it is used)
+
+        said["signature_version"] = botocore.UNSIGNED
+    elif options.signature_version is not None:
+        said["signature_version"] = options.signature_version
+    return said
+
+
+async def _opened(open_: Callable[[], Awaitable[Opened]], options: S3Options) -> Opened:
+    client, close = await open_()
+    if is_private(client.meta.endpoint_url, options):
+        # Else every body would be hashed a second time, for the signature.
+        client.meta.config.s3 = {**(client.meta.config.s3 or {}), "payload_signing_enabled": False}
+    return client, close
+
+
+def _extras(options: S3Options) -> dict[str, Any]:
+    """Return the parameters that travel with every request that knows them."""
+    customer = options.sse_customer_key
+    said = {
+        "ACL": options.acl,
+        "StorageClass": options.storage_class,
+        "ServerSideEncryption": options.server_side_encryption,
+        "SSEKMSKeyId": options.sse_kms_key_id,
+        "BucketKeyEnabled": options.bucket_key_enabled,
+        "SSECustomerAlgorithm": "AES256" if customer else None,
+        "SSECustomerKey": customer,
+        "RequestPayer": "requester" if options.requester_pays else None,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+class _Cell:
+    """What an S3Client holds, without the S3Client, so that it can be closed when that is gone.
+
+    Only the loop's thread touches `held`: no lock that a fork could copy while it is held.
+    """
+
+    def __init__(self, open_: Callable[[], Awaitable[Opened]]) -> None:
+        self.open = open_
+        self.held: tuple[asyncio.AbstractEventLoop, asyncio.Task[Opened]] | None = None
+
+    async def client(self) -> Any:
+        here = asyncio.get_running_loop()
+        if self.held is None or self.held[0] is not here:
+            if self.held is not None:
+                _left.append(self.held)
+            self.held = here, here.create_task(_coroutine(self.open))
+            loop.at_end(self.close)
+        opening = self.held[1]
+        try:
+            # A caller that gives up does not take the client from the others.
+            client, _ = await asyncio.shield(opening)
+        except BaseException:
+            if opening.done() and self.held is not None and self.held[1] is opening:
+                self.held = None  # the next one tries again
+                loop.not_at_end(self.close)
+            raise
+        return client
+
+    async def close(self) -> None:
+        held, self.held = self.held, None
+        loop.not_at_end(self.close)
+        if held is not None:
+            with contextlib.suppress(Exception):  # it could not be opened
+                _, close = await held[1]
+                await close()
+
+
+_left: list[object] = []
+"""Clients of a parent process. Kept, so that they are not collected: that would close the parent's connections."""
+
+
+def _close(cell: _Cell) -> None:
+    held = cell.held
+    if held is not None and not loop.spawn(held[0], cell.close()):
+        _left.append(held)
+
+
+async def _coroutine(work: Callable[[], Awaitable[Result]]) -> Result:
+    return await work()

@@ -1,0 +1,76 @@
+"""Uploads that are neither complete nor aborted, for both engines of s3://."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from ckptstore.errors import UnsupportedError
+from ckptstore.objectstore.answers import Request
+from ckptstore.objectstore.port import PendingUpload
+from ckptstore.objectstore.s3_errors import NotS3Error
+from ckptstore.objectstore.s3_requests import S3Place
+
+_RULE = "A lifecycle rule of the bucket removes them: AbortIncompleteMultipartUpload."
+
+
+def list_uploads(place: S3Place, request: Request, *, root: str, prefix: str) -> Iterator[PendingUpload]:
+    """Yield the incomplete uploads under a prefix, sorted by key. See `ObjectStore.list_uploads`.
+
+    Args:
+        place: The bucket.
+        request: For messages.
+        root: What keys are relative to: empty, or with a slash at its end.
+        prefix: The prefix, relative to it.
+
+    Raises:
+        UnsupportedError: The server does not tell.
+    """
+    found: list[PendingUpload] = []
+
+    async def page(after: dict[str, Any]) -> dict[str, Any]:
+        answer = await place.send("list_multipart_uploads", Prefix=root + prefix, **after)
+        found.extend(_pending(upload, root) for upload in answer.get("Uploads", ()) if _is_under(upload, root + prefix))
+        if not answer["IsTruncated"]:
+            return {}
+        following = {"KeyMarker": answer.get("NextKeyMarker", ""), "UploadIdMarker": answer.get("NextUploadIdMarker")}
+        following = {name: value for name, value in following.items() if value is not None}
+        if following in (after, {"KeyMarker": ""}):  # it would never end
+            raise NotS3Error
+        return following
+
+    try:
+        following = place.client.run(request, partial(page, {}))
+        while following:
+            following = place.client.run(request, partial(page, following))
+    except UnsupportedError as error:
+        raise UnsupportedError(error.message, hint=_RULE, **error.facts) from error
+    return iter(sorted(found, key=lambda upload: (upload.key, upload.upload_id)))
+
+
+def abort_upload(place: S3Place, request: Request, upload_id: str) -> None:
+    """Forget an upload. See `ObjectStore.abort_upload`.
+
+    If killed: it is there, or not.
+    """
+
+    async def abort() -> None:
+        try:
+            await place.send("abort_multipart_upload", UploadId=upload_id)
+        except ClientError as error:
+            if error.response["Error"].get("Code") != "NoSuchUpload":
+                raise
+
+    place.client.run(request, abort)
+
+
+def _is_under(upload: dict[str, Any], prefix: str) -> bool:
+    return bool(upload["Key"].startswith(prefix))
+
+
+def _pending(upload: dict[str, Any], root: str) -> PendingUpload:
+    began = upload.get("Initiated")
+    return PendingUpload(upload["Key"][len(root) :], upload["UploadId"], began.timestamp() if began else None)

@@ -1,0 +1,144 @@
+"""What the requests of S3 share: where they go, how long they may take, and how a body is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from botocore.exceptions import ClientError
+
+from ckptstore.errors import OutcomeUnknownError, StalledError, UnavailableError
+from ckptstore.objectstore.answers import Request
+from ckptstore.objectstore.patience import Patience
+from ckptstore.objectstore.port import ObjectInfo
+from ckptstore.objectstore.s3_client import S3Client, within
+from ckptstore.objectstore.s3_errors import NoAnswerError, translating
+from ckptstore.options import RetryOptions
+from ckptstore.units import MIB
+
+Result = TypeVar("Result")
+
+_SLOWEST_BYTES_PER_SECOND = MIB  # what moves more slowly than this is given up
+_READ_BYTES = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class S3Place:
+    """A key of a bucket, or the bucket.
+
+    Args:
+        client: Asks the server.
+        bucket: The bucket's name.
+        path: The whole key, or None.
+        stall_seconds: How long a request may be without an answer, beyond what its bytes need.
+    """
+
+    client: S3Client
+    bucket: str
+    path: str | None
+    stall_seconds: float
+
+    def seconds_for(self, size: int) -> float:
+        """Return how long it may take to move so many bytes."""
+        return self.stall_seconds + size / _SLOWEST_BYTES_PER_SECOND
+
+    async def send(self, operation: str, *, size: int = 0, more_seconds: float = 0.0, **parameters: Any) -> Any:
+        """Send one request, once. See `S3Client.send`.
+
+        Args:
+            operation: botocore's name for it.
+            size: That of its body, for which it gets time.
+            more_seconds: What else it gets.
+            parameters: botocore's, beyond the bucket and the key.
+        """
+        at = {"Bucket": self.bucket} | ({"Key": self.path} if self.path is not None else {})
+        return await self.client.send(operation, seconds=self.seconds_for(size) + more_seconds, **at, **parameters)
+
+
+async def read_body(place: S3Place, body: Any, *, size: int | None, at_most: int) -> bytes:
+    """Return a body, which is closed then.
+
+    Args:
+        place: Where it comes from.
+        body: aiobotocore's.
+        size: How long it says it is.
+        at_most: No more than one byte above this is held.
+
+    Raises:
+        NoAnswerError: It takes too long.
+        ConnectionError: It ended early.
+    """
+    pieces, held, limit = [], 0, at_most + 1
+    try:
+        async with within(place.seconds_for(at_most if size is None else size)):
+            while held < limit and (piece := await body.read(min(_READ_BYTES, limit - held))):
+                pieces.append(piece)
+                held += len(piece)
+    finally:
+        body.close()
+    if size is not None and held < min(size, limit):
+        raise ConnectionError
+    return b"".join(pieces)
+
+
+async def head_of(place: S3Place, key: str) -> ObjectInfo:
+    """Return what the server knows of an object.
+
+    A HEAD is refused without a reason: a missing bucket looks like a missing key. Then the first byte is asked for,
+    because to a GET the server says why.
+
+    Raises:
+        Exception: Whatever aiobotocore raises; see `translating`.
+    """
+    try:
+        return info_of(await place.send("head_object"), key)
+    except ClientError:
+        try:
+            (await place.send("get_object", Range="bytes=0-0"))["Body"].close()
+        except ClientError as error:
+            if error.response["Error"].get("Code") != "InvalidRange":  # it is there, and empty
+                raise
+        return info_of(await place.send("head_object"), key)
+
+
+def info_of(said: Mapping[str, Any], key: str) -> ObjectInfo:
+    """Return what a HEAD or a line of a listing says."""
+    modified = said.get("LastModified")
+    size = said["Size"] if "Size" in said else said["ContentLength"]
+    return ObjectInfo(key, size, plain_etag(said.get("ETag")), modified.timestamp() if modified else None)
+
+
+async def tried(
+    act: Callable[[], Awaitable[Result]], request: Request, retry: RetryOptions, *, patience: Patience | None = None
+) -> Result:
+    """Return what `act` returns, tried again while that may help. For requests that have the same effect twice.
+
+    Raises:
+        StalledError: There was no answer in time, the last time either.
+        CkptStoreError: What went wrong, as ours.
+    """
+    patience, ambiguous = patience or Patience(retry), False
+    while True:
+        stalled: NoAnswerError | None = None
+        try:
+            with translating(request, ambiguous=ambiguous):
+                try:
+                    return await act()
+                except NoAnswerError as error:
+                    stalled = error
+                    raise
+        except (UnavailableError, OutcomeUnknownError) as error:
+            pause = patience.pause_after(error)
+            ambiguous = ambiguous or isinstance(error, OutcomeUnknownError)
+            if pause is None and stalled is not None:
+                raise StalledError(f"{request.doing} {request.url}: no answer in time.", key=request.key) from None
+            if pause is None:
+                raise
+        await asyncio.sleep(pause)
+
+
+def plain_etag(etag: str | None) -> str | None:
+    """Return an ETag without its quotes."""
+    return etag.strip('"') if etag else None
