@@ -93,6 +93,19 @@ def progress_of(title: str, *, wanted: bool) -> Iterator[Callable[[int, int], No
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextlib.contextmanager
+def status_of(title: str, *, wanted: bool) -> Iterator[Callable[[str], None]]:
+    """Yield what is to be told of what is under way. It is shown on a terminal only, if `wanted`."""
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        console=Console(file=sys.stderr),
+        transient=True,
+        disable=not (wanted and sys.stderr.isatty()),
+    ) as shown:
+        task = shown.add_task(clean(title), total=None)
+        yield lambda text: shown.update(task, description=clean(text))
+
+
 def _finite(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _finite(inner) for key, inner in value.items()}

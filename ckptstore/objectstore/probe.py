@@ -40,7 +40,7 @@ def probe_absence(store: ObjectStore, *, ids: IdSource, prefix: str) -> None:
         UnsupportedError: It does not, and what would be lost.
         CkptStoreError: The store could not be asked.
     """
-    _check_absence(store, f"{prefix}{ids.nonce()}/absent")
+    check_absence(store, f"{prefix}{ids.nonce()}/absent")
 
 
 def probe_creation(store: ObjectStore, *, ids: IdSource, prefix: str) -> None:
@@ -60,15 +60,21 @@ def probe_creation(store: ObjectStore, *, ids: IdSource, prefix: str) -> None:
     place = f"{prefix}{ids.nonce()}"
     keys = [f"{place}/once", f"{place}/race"]
     try:
-        _check_second_create(store, keys[0])
-        _check_race(store, keys[1])
+        check_second_create(store, keys[0])
+        check_race(store, keys[1])
     finally:
         for key in keys:
             with contextlib.suppress(CkptStoreError):  # best effort: a probe left behind harms nobody
                 store.delete(key)
 
 
-def _check_absence(store: ObjectStore, key: str) -> None:
+def check_absence(store: ObjectStore, key: str) -> None:
+    """Check that `key`, which nobody ever wrote, reads as absent.
+
+    Raises:
+        UnsupportedError: It does not, and what would be lost. Its cause is the `AccessDeniedError`, if that is why.
+        CkptStoreError: The store could not be asked.
+    """
     try:
         store.get(key, max_bytes=MAX_BYTES)
     except NotFoundError:
@@ -83,7 +89,15 @@ def _check_absence(store: ObjectStore, key: str) -> None:
     raise _not_supported(store, "an object that was never written was found", key)
 
 
-def _check_second_create(store: ObjectStore, key: str) -> None:
+def check_second_create(store: ObjectStore, key: str) -> None:
+    """Check that a second create of `key`, which nobody else uses, fails and leaves what the first one wrote.
+
+    Raises:
+        UnsupportedError: It does not, and what would be lost.
+        CkptStoreError: The store could not be asked.
+
+    If killed: a small object under `key`, as after it.
+    """
     # A reply may be lost on the way; what stands there is what counts.
     with contextlib.suppress(AlreadyExistsError, OutcomeUnknownError):
         store.put(key, b"first", mode=PutMode.CREATE)
@@ -98,7 +112,15 @@ def _check_second_create(store: ObjectStore, key: str) -> None:
         raise _not_supported(store, "a second create of a key replaced the first", key)
 
 
-def _check_race(store: ObjectStore, key: str) -> None:
+def check_race(store: ObjectStore, key: str) -> None:
+    """Check that of several racing creates of `key`, which nobody else uses, at most one succeeds, and stays.
+
+    Raises:
+        UnsupportedError: They do not, and what would be lost.
+        CkptStoreError: The store could not be asked.
+
+    If killed: a small object under `key`, as after it.
+    """
     start = threading.Barrier(RACERS)
     bodies = [f"racer {number}".encode() for number in range(RACERS)]
 

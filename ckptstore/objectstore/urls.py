@@ -5,10 +5,11 @@ A URL is taken literally: nothing is decoded, globbed or expanded. A run called 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
@@ -20,7 +21,7 @@ from ckptstore.options import TransferOptions, check_kinds
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _HALF_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_CLOUDS = {"s3": "bucket", "az": "container", "gs": "bucket"}
+_CLOUDS = {"s3": "bucket", "gs": "bucket", "az": "container"}
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
@@ -152,30 +153,33 @@ def _open_local(place: _Place) -> ObjectStore:
 
 
 def _open_obstore(place: _Place) -> ObjectStore:
-    try:
-        from ckptstore.objectstore.via_obstore import (  # noqa: PLC0415  (only the engine asked for)
-            open_azure,
-            open_gcs,
-            open_s3,
-        )
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"{place.scheme}:// needs the package {error.name}.", hint="Run: pip install 'ckptstore[s3]'."
-        ) from error
+    with _needing(place, "azure" if place.scheme == "az" else "s3"):
+        from ckptstore.objectstore.via_obstore import open_azure, open_gcs, open_s3  # noqa: PLC0415  (only if asked for)
     openers = {"s3": open_s3, "az": open_azure, "gs": open_gcs}
-    bucket, prefix = _bucket_of(place)
-    return openers[place.scheme](bucket, prefix, options=place.options, transfer=place.transfer)
+    return openers[place.scheme](*_bucket_of(place), options=place.options, transfer=place.transfer)
 
 
 def _open_s3fs(place: _Place) -> ObjectStore:
-    try:
+    with _needing(place, "s3fs"):
         from ckptstore.objectstore.via_s3fs import S3fsStore  # noqa: PLC0415  (only the engine asked for)
+    return S3fsStore(*_bucket_of(place), options=place.options, transfer=place.transfer)
+
+
+def _open_gcsfs(place: _Place) -> ObjectStore:
+    with _needing(place, "gcs"):
+        from ckptstore.objectstore.via_gcsfs import GcsfsStore  # noqa: PLC0415  (only the engine asked for)
+    return GcsfsStore(*_bucket_of(place), options=place.options, transfer=place.transfer)
+
+
+@contextlib.contextmanager
+def _needing(place: _Place, extra: str) -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         raise UnsupportedError(
-            f"The engine s3fs needs the package {error.name}.", hint="Run: pip install 'ckptstore[s3fs]'."
+            f"{place.scheme}:// needs the package {error.name} for this engine.",
+            hint=f"Run: pip install 'ckptstore[{extra}]'.",
         ) from error
-    bucket, prefix = _bucket_of(place)
-    return S3fsStore(bucket, prefix, options=place.options, transfer=place.transfer)
 
 
 def _bucket_of(place: _Place) -> tuple[str, str]:
@@ -193,6 +197,6 @@ _ENGINES: dict[str, dict[str, Callable[[_Place], ObjectStore]]] = {
     "file": {"local": _open_local},
     "memory": {"memory": _open_memory},
     "s3": {"obstore": _open_obstore, "s3fs": _open_s3fs},
+    "gs": {"gcsfs": _open_gcsfs, "obstore": _open_obstore},
     "az": {"obstore": _open_obstore},
-    "gs": {"obstore": _open_obstore},
 }

@@ -1,0 +1,48 @@
+"""What `doctor` prints for people."""
+
+from __future__ import annotations
+
+from ckptstore.cli.render import print_line, print_table, print_warning
+from ckptstore.maintenance.report import Check, Report
+from ckptstore.units import format_bytes
+
+SHOWN_KEYS = 5
+
+
+def print_report(report: Report) -> None:
+    """Print a report: a line for each check, then what is to be done, then the answer."""
+    print_line(f"{report.url}  (engine {report.engine}, asked for a {report.role})")
+    print_line()
+    rows = [(_loud(check), f"{check.group}: {check.name}", _value(check), check.message) for check in report.checks]
+    print_table(("VERDICT", "WHAT", "VALUE", "WHY"), rows, right=("VALUE",))
+    todo = [check for check in report.checks if check.hint and check.verdict != "ok"]
+    if todo:
+        print_line()
+        print_line("To do:")
+        for check in todo:
+            print_line(f"  {check.group}: {check.name}: {check.hint}")
+    print_line()
+    print_line("; ".join(f"{_known(enough)} for a {role}" for role, enough in report.roles.items()) + ".")
+    sent, received = format_bytes(report.bytes_sent), format_bytes(report.bytes_received)
+    print_line(f"{report.seconds:.1f} s; {sent} sent, {received} received.")
+    if report.left_behind:
+        shown = ", ".join(report.left_behind[:SHOWN_KEYS])
+        more = len(report.left_behind) - SHOWN_KEYS
+        print_warning(
+            f"{len(report.left_behind)} objects of this examination could not be deleted: {shown}"
+            f"{f' and {more} more' if more > 0 else ''}. Nobody reads them; delete them with other credentials."
+        )
+
+
+def _loud(check: Check) -> str:
+    return check.verdict.upper() if check.verdict == "failed" else check.verdict
+
+
+def _value(check: Check) -> str | None:
+    if check.value is None:
+        return None
+    return f"{check.value} {check.unit}" if check.unit else str(check.value)
+
+
+def _known(enough: bool | None) -> str:  # noqa: FBT001  (the value itself)
+    return "not known whether enough" if enough is None else "enough" if enough else "NOT ENOUGH"

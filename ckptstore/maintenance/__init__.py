@@ -1,0 +1,1 @@
+"""What an operator asks of a store and a run, without training: whether they are fit, and what was left behind."""

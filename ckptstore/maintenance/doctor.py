@@ -1,0 +1,150 @@
+"""What a bucket, these credentials and this network can do: asked by doing it, told as plain values.
+
+Everything that is written lies in a place of its own under `probe/` of the run's root and is deleted at the end. No
+bucket is ever created, and no run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
+from ckptstore.errors import IntegrityError, InvalidInputError
+from ckptstore.maintenance import permissions
+from ckptstore.maintenance.behaviour import check_clock, check_deleting, check_reading, check_upload, check_writing
+from ckptstore.maintenance.report import Check, Report, Role, Watch, fine, unwatched
+from ckptstore.maintenance.throughput import check_throughput
+from ckptstore.maintenance.visit import Visit
+from ckptstore.objectstore.port import ObjectStore
+from ckptstore.options import check_flags
+from ckptstore.protocol.log import RunLog
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is asked.
+
+    Args:
+        role: Whose needs decide what is a failure. For a `reader` nothing is written.
+        quick: Leave out large uploads and the network.
+
+    Raises:
+        InvalidInputError: There is no such role.
+    """
+
+    role: Role = "trainer"
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        check_flags(quick=self.quick)
+        if self.role not in get_args(Role):
+            raise InvalidInputError(f"{self.role!r:.80} is no role.", hint=f"Use {', '.join(get_args(Role))}.")
+
+
+def examine(
+    store: ObjectStore,
+    *,
+    scope: Scope | None = None,
+    again: Callable[[], ObjectStore] | None = None,
+    watch: Watch = unwatched,
+    clock: Clock | None = None,
+    ids: IdSource | None = None,
+) -> Report:
+    """Return what `store`, its credentials and the network to it can do.
+
+    Args:
+        store: Rooted at a run's root. Best opened with parts of at most `behaviour.PART_BYTES`, so that an upload of
+            12 MiB takes two, and with little patience.
+        scope: What is asked.
+        again: Opens the same place once more, with a client of its own; by default `store` is asked twice.
+        watch: Told of every check.
+        clock: This machine's.
+        ids: Where the place under `probe/` gets its name.
+
+    Raises:
+        AccessDeniedError: Nothing at all is allowed.
+        InvalidInputError: There is no such bucket.
+        UnavailableError: The store does not answer, or stopped answering.
+
+    If killed: small objects, at most those of one measurement, under `probe/`, which nobody reads. After an interrupt
+    they are deleted.
+    """
+    scope, clock = scope or Scope(), clock or SystemClock()
+    visit = Visit(store, clock=clock, ids=ids or SystemIds(), watch=watch)
+    began = clock.monotonic()
+    left: tuple[str, ...] = ()
+    try:
+        check_reading(visit, writes=scope.role != "reader")
+        _check_run(visit)
+        if scope.role != "reader":
+            check_writing(visit, again or (lambda: store))
+            check_clock(visit)
+            if scope.quick:
+                visit.may_list_uploads()
+            else:
+                check_upload(visit)
+            check_deleting(visit)
+            if not scope.quick:
+                check_throughput(visit)
+    finally:
+        left = visit.leave_even_if_interrupted()
+    for check in permissions.judge(visit.store, scope.role):
+        visit.tell(check)
+    return Report(
+        url=store.url,
+        engine=store.engine,
+        role=scope.role,
+        checks=tuple(visit.checks),
+        roles=permissions.roles_of(visit.store),
+        left_behind=left,
+        bytes_sent=visit.store.sent,
+        bytes_received=visit.store.received,
+        seconds=round(clock.monotonic() - began, 3),
+    )
+
+
+def _check_run(visit: Visit) -> None:
+    """Read the run at the root, if there is one."""
+    opened: list[RunLog] = []
+
+    def read() -> Check:
+        log = RunLog.open(visit.store, clock=visit.clock, ids=visit.ids)
+        opened.append(log)
+        end = log.fold.whole().end
+        if log.lost_from is not None:
+            raise IntegrityError(
+                f"The log's tail was lost: latest.json names slot {log.lost_from}, the log ends before slot {end}.",
+                hint="Save nothing; restore the log's objects from a backup or earlier versions.",
+                lost_from=log.lost_from,
+            )
+        if log.run is None:
+            return fine("run", "log", "There is no run here yet.")
+        return fine("run", "log", f"The log is whole and ends before slot {end}.", value=end)
+
+    visit.look("run", "log", read)
+    if opened and opened[0].run is not None:
+        visit.tell(_claim(opened[0]))
+
+
+def _claim(log: RunLog) -> Check:
+    reign, loadable = log.fold.claim, len(log.fold.selectable)
+    if reign is None:
+        return fine("run", "claim", "Nobody has claimed this run yet.")
+    who = f"Job {reign.job} on {reign.host} holds it since {reign.written_at} (term {reign.term})"
+    since = log.fold.tip is not None
+    return Check(
+        "run",
+        "claim",
+        "ok" if since else "warning",
+        f"{who}; {loadable} checkpoints may be loaded." if since else f"{who}; claimed, no commit since.",
+        hint="" if since else "Whoever held it before is fenced. If this job is not saving, stop it and start yours.",
+        facts={
+            "term": reign.term,
+            "job": reign.job,
+            "host": reign.host,
+            "claimed_at": reign.written_at,
+            "committed_since": since,
+        },
+    )

@@ -1,0 +1,101 @@
+"""What Google Cloud Storage and its clients say, read into an `Answer`. What that means is decided in `answers.py`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import google.auth.exceptions as auth
+import requests
+
+from ckptstore.errors import AccessDeniedError, InvalidInputError, UnavailableError, UnsupportedError
+from ckptstore.objectstore.answers import Answer
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+_LOG_IN = "Log in (`gcloud auth application-default login`), or pass storage_options={'token': …}."
+_WHAT_TOKENS_ARE = "Correct `token`: what it names is no key of a service account, and no credentials of a user."
+_PAYS = "If the requester pays for this bucket, pass requester_pays=True and project=…; else check the options."
+
+_Table = tuple[tuple[tuple[type[BaseException], ...], Answer], ...]
+
+# The first line that fits counts.
+_FAILURES: _Table = (
+    (
+        (aiohttp.ClientConnectorDNSError,),
+        Answer(sent=False, reason="no address is known for the endpoint (DNS)"),
+    ),
+    (
+        (aiohttp.ClientConnectorCertificateError,),
+        Answer(sent=False, reason="the server's certificate is not trusted (TLS)"),
+    ),
+    ((aiohttp.ClientSSLError,), Answer(sent=False, reason="no TLS connection")),
+    (
+        (aiohttp.ClientProxyConnectionError, aiohttp.ClientHttpProxyError),
+        Answer(sent=False, reason="no way through the proxy"),
+    ),
+    ((aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError), Answer(sent=False, reason="no connection")),
+    ((aiohttp.ClientPayloadError,), Answer(reason="the connection ended in the middle of an answer")),
+    ((TimeoutError,), Answer(reason="no answer in time")),
+    ((aiohttp.ClientConnectionError, ConnectionError), Answer(reason="the connection ended without an answer")),
+)
+_NO_ISSUER = Answer(sent=False, reason="whoever issues credentials did not answer, or could not do so now")
+_REFUSED = Answer(kind=AccessDeniedError, reason="no valid credentials", hint=_LOG_IN)
+_SENSELESS = Answer(kind=InvalidInputError, reason="the credentials make no sense", hint=_WHAT_TOKENS_ARE)
+_CREDENTIALS: _Table = (
+    ((auth.TransportError, requests.RequestException, TimeoutError), _NO_ISSUER),
+    ((auth.MalformedError,), _SENSELESS),
+    ((auth.GoogleAuthError,), _REFUSED),
+    ((PermissionError,), Answer(kind=AccessDeniedError, reason="the file with the credentials may not be read")),
+    (
+        (ModuleNotFoundError,),
+        Answer(kind=UnsupportedError, reason="these credentials need a package that is not installed"),
+    ),
+    ((OSError, ValueError, LookupError, TypeError, AttributeError), _SENSELESS),
+)
+
+# Where 403 does not mean "denied" but "too much".
+_TOO_MUCH = ("rateLimitExceeded", "userRateLimitExceeded")
+_BAD_REQUEST, _UNAUTHORIZED = 400, 401
+
+
+def answer_of_reply(status: int, headers: Mapping[str, str], body: bytes) -> Answer:
+    """Return what a server's refusal says: its status, its own name for the error, and how long to leave it alone."""
+    code = _reason(body)
+    hint = {_UNAUTHORIZED: _LOG_IN, _BAD_REQUEST: _PAYS if code == "required" else ""}.get(status, "")
+    pause = headers.get("Retry-After", "")
+    return Answer(
+        status=status,
+        code=code,
+        kind=UnavailableError if code in _TOO_MUCH else None,
+        hint=hint,
+        retry_after_seconds=float(pause) if pause.isascii() and pause.isdigit() else None,
+    )
+
+
+def answer_of_failure(error: Exception) -> Answer:
+    """Return what is known when no answer came, or none that could be read to its end."""
+    return _first(_FAILURES, error, Answer(reason=type(error).__name__))
+
+
+def answer_of_credentials(error: Exception) -> Answer:
+    """Return what is known when no credentials could be had: nothing was sent to the store."""
+    cause = error.__cause__ if isinstance(error.__cause__, auth.GoogleAuthError) else error
+    if isinstance(cause, auth.GoogleAuthError) and cause.retryable:
+        return _NO_ISSUER
+    return _first(_CREDENTIALS, cause, _REFUSED)
+
+
+def _first(table: _Table, error: BaseException, default: Answer) -> Answer:
+    return next((answer for kinds, answer in table if isinstance(error, kinds)), default)
+
+
+def _reason(body: bytes) -> str | None:
+    """Return the server's own name for an error, out of its JSON; a name, never a sentence."""
+    try:
+        reason: Any = json.loads(body)["error"]["errors"][0]["reason"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return reason if isinstance(reason, str) and _NAME.fullmatch(reason) else None

@@ -1,0 +1,249 @@
+"""Google Cloud Storage, with gcsfs's credentials, endpoint and session, and the JSON API's own requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckptstore.errors import (
+    AccessDeniedError,
+    CkptStoreError,
+    IntegrityError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnsupportedError,
+)
+from ckptstore.objectstore.answers import Answer, Request, error_for
+from ckptstore.objectstore.gcs_client import Call, GcsClient, Pace, Reply
+from ckptstore.objectstore.gcs_objects import FIELDS, NO_BUCKET, bucket_path, info_of, object_path, put_call
+from ckptstore.objectstore.gcs_options import fill_from_environment, read_options
+from ckptstore.objectstore.gcs_upload import CHUNK_UNIT, GcsUpload, Target
+from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range, fault_of_segments
+from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
+from ckptstore.options import TransferOptions
+from ckptstore.units import MIB
+
+PAGE_KEYS = 1000
+SLOWEST_BYTES_PER_SECOND = MIB  # of all that is on its way at once
+MAX_PAGE_BYTES = 16 * MIB
+_LARGEST_END = 2**63 - 1
+_PARTIAL, _NOT_FOUND = 206, 404
+
+
+class GcsfsStore:
+    """A prefix of a bucket. Thread-safe; may be pickled; a forked process connects anew.
+
+    Each small request is sent once. The bucket is asked once, before the first request, whether it is there and can be
+    written to safely.
+
+    Args:
+        bucket: The bucket's name. It is never created.
+        prefix: Where the run's root is in it, without slashes at its ends; may be empty.
+        options: See `gcs_options.GcsOptions`.
+        transfer: How large objects are moved.
+
+    Raises:
+        InvalidInputError: An option is not known, or makes no sense.
+    """
+
+    engine = "gcsfs"
+
+    def __init__(self, bucket: str, prefix: str, *, options: Mapping[str, Any], transfer: TransferOptions) -> None:
+        self.url = f"gs://{bucket}/{prefix}".rstrip("/")
+        self._bucket, self._root = bucket, f"{prefix}/" if prefix else ""
+        self._given, self._transfer = dict(options), transfer
+        access = fill_from_environment(read_options(options))
+        together = max(transfer.parts_in_flight, transfer.fetches_in_flight)
+        pace = Pace(transfer.retry.stall_timeout_seconds, SLOWEST_BYTES_PER_SECOND / together)
+        self._client = GcsClient(access, pace=pace)
+        self._bucket_is_fit = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # What the environment says is not carried along: another process asks its own.
+        return _rebuilt, (self._bucket, self._root.rstrip("/"), self._given, self._transfer)
+
+    def __repr__(self) -> str:
+        return f"GcsfsStore({self.url!r})"
+
+    def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
+        """Store a small object in one request. See `ObjectStore.put`.
+
+        Raises:
+            AlreadyExistsError: `mode` is CREATE and an object is there.
+            OutcomeUnknownError: It may or may not have been stored.
+
+        If killed: the whole object or none.
+        """
+        name, request = self._root + checked_key(key), self._request("PUT", key, writes=True)
+        call = put_call(self._bucket, name, bytes(body), create=mode is PutMode.CREATE)
+        info = self._info(self._described(self._send(call, request), request), key, request)
+        if info.size != len(body):
+            raise OutcomeUnknownError(f"{self.url}/{key} is said to have {info.size} bytes.", key=key)
+        return info
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """Return the whole object. See `ObjectStore.get`."""
+        reply = self._read(key, max_bytes)
+        if reply.body is None:
+            raise IntegrityError(f"{key} has {reply.size} bytes, at most {max_bytes} are allowed.", key=key)
+        return reply.body
+
+    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
+        checked_range(key, start, length)
+        end = min(start + length - 1, _LARGEST_END)
+        reply = self._read(key, length, {"Range": f"bytes={start}-{end}"})
+        if reply.body is None or len(reply.body) != length or (reply.status != _PARTIAL and start > 0):
+            raise IntegrityError(f"{key} ends before {start + length}.", key=key)
+        return reply.body
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return what is known of `key`. See `ObjectStore.head`."""
+        path, request = object_path(self._bucket, self._root + checked_key(key)), self._request("HEAD", key)
+        reply = self._send(Call("GET", path, {"fields": FIELDS}), request)
+        return self._info(self._described(reply, request), key, request)
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
+        """Yield the objects under `prefix`. See `ObjectStore.list`.
+
+        All pages are fetched before the first object is yielded. What others put there under a name that is no key in
+        plain form, such as a folder's marker (`log/`), is left out.
+        """
+        checked_prefix(prefix)
+        request = self._request("LIST", prefix)
+        parameters = {
+            "prefix": self._root + prefix,
+            "maxResults": str(PAGE_KEYS),
+            "fields": f"items({FIELDS}),nextPageToken",
+        }
+        if after:
+            parameters["startOffset"] = self._root + after  # that key included
+        found: list[ObjectInfo] = []
+        page: str | None = ""
+        while page is not None:
+            call = Call(
+                "GET",
+                f"{bucket_path(self._bucket)}/o",
+                parameters | ({"pageToken": page} if page else {}),
+                max_bytes=MAX_PAGE_BYTES,
+                missing=NO_BUCKET,
+            )
+            described = self._described(self._send(call, request), request)
+            for item in described.get("items") or ():
+                key = item["name"][len(self._root) :]
+                if fault_of_segments(key) is None and (after is None or key > after):
+                    found.append(self._info(item, key, request))
+            page = described.get("nextPageToken") or None
+        return iter(sorted(found, key=lambda info: info.key))
+
+    def delete(self, key: str) -> None:
+        """Delete exactly this key. See `ObjectStore.delete`.
+
+        If killed: the object or not.
+        """
+        path = object_path(self._bucket, self._root + checked_key(key))
+        self._send(Call("DELETE", path, accepted=(200, 204, _NOT_FOUND)), self._request("DELETE", key, writes=True))
+
+    def open_upload(self, key: str, *, size: int) -> GcsUpload:
+        """Begin to stream an object. See `ObjectStore.open_upload`.
+
+        If killed: an incomplete upload, invisible under its key, which the server forgets after a week.
+        """
+        name, request = self._root + checked_key(key), self._request("PUT", key, writes=True)
+        self._check_bucket(request)
+        target = Target(
+            self._bucket,
+            name,
+            request,
+            send=self._client.send,
+            head=lambda: self.head(key),
+            delete=lambda: self.delete(key),
+        )
+        chunk_bytes = -(-self._transfer.part_bytes // CHUNK_UNIT) * CHUNK_UNIT
+        return GcsUpload(target, size=size, chunk_bytes=chunk_bytes, retry=self._transfer.retry)
+
+    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """See `ObjectStore.list_uploads`. The service does not tell.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise self._no_uploads(prefix)
+
+    def abort_upload(self, upload: PendingUpload) -> None:
+        """See `ObjectStore.abort_upload`. The service names none, so there is none to forget.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise self._no_uploads(upload.key)
+
+    def _no_uploads(self, where: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"Google Cloud Storage does not tell which uploads under {self.url}/{where} are incomplete.",
+            hint="Leave them: they expire after a week, and take no room that is paid for.",
+        )
+
+    def _read(self, key: str, max_bytes: int, headers: Mapping[str, str] | None = None) -> Reply:
+        path = object_path(self._bucket, self._root + checked_key(key))
+        # As it is stored: a range of something that is unpacked on the way would be a range of something else.
+        plain = {"Accept-Encoding": "identity", **(headers or {})}
+        return self._send(Call("GET", path, {"alt": "media"}, plain, max_bytes=max_bytes), self._request("GET", key))
+
+    def _send(self, call: Call, request: Request) -> Reply:
+        self._check_bucket(request)
+        return self._client.send(call, request)
+
+    def _check_bucket(self, request: Request) -> None:
+        """Check that the bucket is there, and that it is not a zonal one: on those a create may overwrite.
+
+        Without the right to read the bucket's metadata its layout is asked for, which takes the right to list.
+        """
+        if self._bucket_is_fit:
+            return
+        asked = Request(request.doing, self.url, request.key)
+        path = bucket_path(self._bucket)
+        try:
+            reply = self._client.send(Call("GET", path, {"fields": "locationType"}, missing=NO_BUCKET), asked)
+        except AccessDeniedError as denied:
+            if denied.facts.get("status") is None:
+                raise  # nothing was asked: there are no credentials
+            try:
+                reply = self._client.send(Call("GET", f"{path}/storageLayout"), asked)
+            except (AccessDeniedError, NotFoundError):
+                self._bucket_is_fit = True  # nobody tells us; what is asked next is answered for itself
+                return
+        if self._described(reply, asked).get("locationType") == "zone":
+            raise UnsupportedError(
+                f"{self.url} is in a zonal bucket (Rapid storage): a create there may replace what stands, "
+                "and one checkpoint would be lost.",
+                hint="Use a regional, dual-region or multi-region bucket.",
+            )
+        self._bucket_is_fit = True
+
+    def _request(self, doing: str, key: str, *, writes: bool = False) -> Request:
+        return Request(doing, f"{self.url}/{key}", key, writes)
+
+    def _described(self, reply: Reply, request: Request) -> dict[str, Any]:
+        try:
+            described = json.loads(reply.body or b"")
+        except ValueError:
+            described = None
+        if not isinstance(described, dict):
+            raise self._nonsense(request)
+        return described
+
+    def _info(self, described: Any, key: str, request: Request) -> ObjectInfo:
+        try:
+            return info_of(described, key)
+        except (LookupError, ValueError, TypeError):
+            raise self._nonsense(request) from None
+
+    @staticmethod
+    def _nonsense(request: Request) -> CkptStoreError:
+        return error_for(Answer(reason="an answer that makes no sense"), request)
+
+
+def _rebuilt(bucket: str, prefix: str, options: Mapping[str, Any], transfer: TransferOptions) -> GcsfsStore:
+    return GcsfsStore(bucket, prefix, options=options, transfer=transfer)
