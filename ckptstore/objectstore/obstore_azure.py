@@ -6,7 +6,7 @@ What is not said is read from the usual `AZURE_STORAGE_` variables: by obstore, 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -142,17 +142,17 @@ class AzureContainer:
         """See `Service`. obstore itself finds and renews credentials."""
         return AzureReached(self._container, self._options)
 
-    def list_uploads(self, prefix: str, request: Request, *, seconds: float) -> list[PendingUpload]:
+    def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
         """See `Service`. Azure does not tell of blocks that belong to no blob."""
-        del prefix, seconds
+        del root, prefix, seconds
         raise UnsupportedError(
             f"{request.doing} {request.url}: Azure does not tell which uploads are incomplete.",
             hint="Nothing is to be done: it removes their blocks after a week.",
         )
 
-    def abort_upload(self, upload: PendingUpload, request: Request, *, seconds: float) -> None:
+    def abort_upload(self, path: str, upload_id: str, request: Request, *, seconds: float) -> None:
         """See `Service`. Azure removes blocks that belong to no blob by itself."""
-        self.list_uploads(upload.key, request, seconds=seconds)
+        self.list_uploads(path, upload_id, request, seconds=seconds)
 
 
 class AzureReached:
