@@ -35,7 +35,7 @@ class Scripted(ThreadingHTTPServer):
 
     def __init__(self, *, tls=None):
         super().__init__(("127.0.0.1", 0), _Answer)
-        self.script, self.seen = lambda _method, _path, _turn: (404, "NoSuchKey"), []
+        self.script, self.seen, self.bodies = lambda _method, _path, _turn: (404, "NoSuchKey"), [], []
         self.endpoint = f"{'https' if tls else 'http'}://127.0.0.1:{self.server_address[1]}"
         if tls:
             self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
@@ -63,7 +63,7 @@ class _Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _answer(self):
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.bodies.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
         turn = len(self.server.seen)
         self.server.seen.append((self.command, self.path, dict(self.headers)))
         said = self.server.script(self.command, self.path, turn)
@@ -71,7 +71,8 @@ class _Answer(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         status, text, *headers = said
-        body = f"<Error><Code>{text}</Code><Message>{HUSH}</Message></Error>" if status >= 300 else text
+        said = f"<Error><Code>{text}</Code><Message>{HUSH}</Message></Error>"
+        body = text if status < 300 or text.startswith("<") else said
         self.send_response(status)
         for name, value in headers:
             self.send_header(name, value)
