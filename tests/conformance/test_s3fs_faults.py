@@ -3,12 +3,15 @@
 import base64
 import pickle
 import re
+import socket
 import ssl
+import struct
 import threading
 import time
 import traceback
 import tracemalloc
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import trustme
@@ -130,6 +133,25 @@ def test_a_create_is_sent_once_also_on_a_kept_connection_that_breaks(scripted):
     assert (method, headers["If-None-Match"], others) == ("PUT", "*", [])
 
 
+def test_a_connection_that_is_reset_in_the_middle_proves_nothing():
+    """aiobotocore calls it what it calls a server that nobody reaches."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as thread:
+
+        def reset():
+            peer, _ = listening.accept()
+            peer.recv(100_000)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()
+
+        done = thread.submit(reset)
+        endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        options = {"key": "k", "secret": HUSH, "endpoint_url": endpoint}
+        store = open_store(BUCKET, engine="s3fs", storage_options=options, transfer=TransferOptions(retry=ONCE))
+        with pytest.raises(OutcomeUnknownError, match="the connection broke"):
+            CALLS["create"](store)
+        done.result(10)
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_what_goes_wrong_is_told_and_not_tried_again_by_the_engine(scripted, call):
     scripted.script = lambda _method, _path, turn: (503, "SlowDown") if turn % 2 else None
@@ -244,6 +266,7 @@ def test_over_tls_a_body_is_plain_and_its_checksum_beside_it(tmp_path):
     assert headers["X-Amz-Content-SHA256"] == "UNSIGNED-PAYLOAD"
     assert headers["x-amz-checksum-crc32"] == base64.b64encode(zlib.crc32(b"x").to_bytes(4, "big")).decode()
     assert "aws-chunked" not in str(headers)
+    assert "Expect" not in headers  # some servers never say that they are ready for the body
 
 
 def test_a_server_that_never_answers_is_given_up(scripted):
