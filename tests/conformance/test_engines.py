@@ -34,8 +34,6 @@ class TestLocal(StoreConformance):
 
 @pytest.mark.servers
 class TestObstoreOnSeaweedFS(StoreConformance):
-    tells_uploads = False
-
     @pytest.fixture
     def open_again(self, s3_url):
         return lambda: open_store(s3_url, transfer=PARTS)

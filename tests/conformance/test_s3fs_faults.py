@@ -168,7 +168,7 @@ def test_a_redirect_is_not_followed(scripted, call, status):
     """The login page of a proxy is no object, and storing a record in it stores nothing."""
     with Scripted().serving() as elsewhere:
         elsewhere.script = answers(200, PAGE, ("Content-Type", "text/html"))
-        scripted.script = answers(status, PAGE, ("Location", f"{elsewhere.endpoint}/login"))
+        scripted.script = answers(status, PAGE, ("Raw", ""), ("Location", f"{elsewhere.endpoint}/login"))
         with pytest.raises(CkptStoreError, match="not S3"):
             CALLS[call](store_at(scripted))
         assert elsewhere.seen == []
@@ -178,7 +178,7 @@ def test_a_redirect_is_not_followed(scripted, call, status):
 @pytest.mark.parametrize("status", [200, 403, 404])
 def test_the_page_of_a_proxy_is_no_answer(scripted, call, status):
     """Not absent, not empty, not stored: it says nothing of the store."""
-    scripted.script = answers(status, PAGE, ("Content-Type", "text/html; charset=utf-8"))
+    scripted.script = answers(status, PAGE, ("Raw", ""), ("Content-Type", "text/html; charset=utf-8"))
     expected = OutcomeUnknownError if call in ("create", "put", "delete") else UnavailableError
     with pytest.raises(expected, match=r"not S3.*proxy"):
         CALLS[call](store_at(scripted))
