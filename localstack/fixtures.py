@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import ssl
 from collections.abc import Iterator
+from typing import Protocol
 
 import pytest
 
 from localstack.fake_gcs import FakeGcs
 from localstack.juicefs import JuiceFS
 from localstack.moto import Moto
+from localstack.proxy import Proxy
 from localstack.rclone import Rclone
 from localstack.seaweedfs import SeaweedFS
 from localstack.server import Server
@@ -64,6 +68,24 @@ def s3_url(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> str:
 def gs_url(fake_gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> str:
     """The same as `s3_url`, for Google's storage."""
     return fresh_url(fake_gcs, monkeypatch)
+
+
+class OpenProxies(Protocol):
+    """What the fixture `proxied` is."""
+
+    def __call__(self, server: Server, *, tls: ssl.SSLContext | None = None, seed: int = 0) -> Proxy:
+        """Return a proxy that runs, in front of `server`."""
+
+
+@pytest.fixture
+def proxied() -> Iterator[OpenProxies]:
+    """Return a function that puts a proxy in front of a server for the length of the test. See `Proxy`."""
+    with contextlib.ExitStack() as proxies:
+
+        def proxied(server: Server, *, tls: ssl.SSLContext | None = None, seed: int = 0) -> Proxy:
+            return proxies.enter_context(Proxy(server.endpoint, tls=tls, seed=seed))
+
+        yield proxied
 
 
 def fresh_url(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
