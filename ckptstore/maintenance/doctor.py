@@ -15,6 +15,7 @@ from ckptstore.errors import IntegrityError, InvalidInputError
 from ckptstore.maintenance import permissions
 from ckptstore.maintenance.behaviour import check_clock, check_deleting, check_reading, check_upload, check_writing
 from ckptstore.maintenance.report import Check, Report, Role, Watch, fine, unwatched
+from ckptstore.maintenance.throughput import check_throughput
 from ckptstore.maintenance.visit import Visit
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import check_flags
@@ -85,6 +86,8 @@ def examine(
             else:
                 check_upload(visit)
             check_deleting(visit)
+            if not scope.quick:
+                check_throughput(visit)
     finally:
         left = visit.leave_even_if_interrupted()
     for check in permissions.judge(visit.store, scope.role):

@@ -1,18 +1,29 @@
-"""What obstore's S3 client is told, from the settings of s3://."""
+"""S3 for obstore: what its client is told, from the settings of s3://."""
 
 from __future__ import annotations
 
 import base64
 import ipaddress
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ckptstore.errors import InvalidInputError
-from ckptstore.objectstore.credentials import DEFAULT_REGION
-from ckptstore.objectstore.s3_options import S3Options, refuse_for_engine
+from ckptstore.errors import InvalidInputError, UnsupportedError
+from ckptstore.objectstore.answers import Request
+from ckptstore.objectstore.credentials import (
+    DEFAULT_REGION,
+    Provider,
+    fill_from_environment,
+    fill_from_session,
+    find_credentials,
+)
+from ckptstore.objectstore.obstore_service import tls_options
+from ckptstore.objectstore.port import PendingUpload
+from ckptstore.objectstore.s3_options import S3Options, read_s3_options, refuse_for_engine
+from ckptstore.units import GIB
 
 USUAL_CHECKSUM = "CRC64NVME"
 _CHECKSUMS = (USUAL_CHECKSUM, "SHA256", None)
@@ -114,35 +125,77 @@ def store_config(options: S3Options, bucket: str) -> dict[str, Any]:
     return config
 
 
-def client_options(options: S3Options, bucket: str, *, connect: timedelta) -> dict[str, Any]:
-    """Return what the HTTP client is told.
+class S3Bucket:
+    """A bucket of S3, or of what speaks its language. See `obstore_service.Service`.
+
+    Args:
+        bucket: The bucket's name.
+        given: See `s3_options.S3Options`.
 
     Raises:
-        InvalidInputError: The authorities' certificates cannot be read.
+        InvalidInputError: An option is not known, or makes no sense.
+        UnsupportedError: An option is for another engine.
     """
-    said: dict[str, Any] = {
-        "allow_http": endpoint_for(options, bucket)[0].startswith("http://"),
-        "allow_invalid_certificates": options.verify is False,
-        "connect_timeout": connect,
-    }
-    if options.connect_timeout_seconds is not None:
-        said["connect_timeout"] = timedelta(seconds=options.connect_timeout_seconds)
-    if options.read_timeout_seconds is not None:
-        said["read_timeout"] = timedelta(seconds=options.read_timeout_seconds)
-    if isinstance(options.verify, str):
-        try:
-            said["root_certificate"] = Path(options.verify).read_bytes()
-        except OSError as error:
-            raise InvalidInputError(
-                f"The certificates in {options.verify} cannot be read: {error.strerror}.",
-                hint="Correct verify or AWS_CA_BUNDLE.",
-            ) from error
-    return said
+
+    longest_part_bytes = 5 * GIB
+
+    def __init__(self, bucket: str, given: Mapping[str, Any]) -> None:
+        self.url = f"s3://{bucket}"
+        self._bucket, self._given = bucket, dict(given)
+        self.options = fill_from_environment(read_s3_options(given))
+        check_for_obstore(self.options, bucket)
+        self.attributes = {"Storage-Class": self.options.storage_class} if self.options.storage_class else None
+        self.silence_seconds = self.options.read_timeout_seconds
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # What the environment says is not carried along: another process asks its own.
+        return S3Bucket, (self._bucket, self._given)
+
+    def reach(self) -> S3Reached:
+        """See `Service`."""
+        return S3Reached(self._bucket, fill_from_session(self.options))
+
+    def list_uploads(self, prefix: str, request: Request, *, seconds: float) -> list[PendingUpload]:
+        """See `Service`. obstore cannot."""
+        del prefix, seconds
+        raise UnsupportedError(
+            f"obstore cannot list the incomplete uploads of {request.url}.", hint="Use engine='s3fs' for that."
+        )
+
+    def abort_upload(self, upload: PendingUpload, request: Request, *, seconds: float) -> None:
+        """See `Service`. obstore cannot."""
+        self.list_uploads(upload.key, request, seconds=seconds)
 
 
-def attributes(options: S3Options) -> dict[str, str] | None:
-    """Return what each written object is marked with."""
-    return {"Storage-Class": options.storage_class} if options.storage_class else None
+class S3Reached:
+    """A bucket, the place where it is, and credentials for it. Of one process. See `obstore_service.Reached`.
+
+    Args:
+        bucket: The bucket's name.
+        options: With nothing missing.
+
+    Raises:
+        AccessDeniedError: There are no credentials anywhere.
+        InvalidInputError: The profile is not there, or the bucket cannot be part of a host's name.
+        UnavailableError: Whoever hands credentials out does not answer.
+    """
+
+    def __init__(self, bucket: str, options: S3Options) -> None:
+        check_for_obstore(options, bucket)
+        self._bucket, self._options = bucket, options
+        self.provider: Provider | None = find_credentials(options)
+
+    def client(self, *, http: dict[str, Any], retry: Any) -> Any:
+        """See `Reached`."""
+        from obstore.store import S3Store  # noqa: PLC0415  (others look at the settings without it)
+
+        config = store_config(self._options, self._bucket)
+        if self.provider is not None:
+            config["credential_provider"] = self.provider
+        told: Any = {**http, **tls_options(config["endpoint"], verify=self._options.verify)}
+        if self._options.connect_timeout_seconds is not None:
+            told["connect_timeout"] = timedelta(seconds=self._options.connect_timeout_seconds)
+        return S3Store(self._bucket, client_options=told, retry_config=retry, **config)
 
 
 def _is_address(host: str) -> bool:

@@ -32,9 +32,14 @@ def list_uploads(place: S3Place, request: Request, *, root: str, prefix: str) ->
     found: list[PendingUpload] = []
 
     async def page(after: dict[str, Any]) -> dict[str, Any]:
-        answer = await place.send("list_multipart_uploads", Prefix=root + prefix, **after)
+        try:
+            answer = await place.send("list_multipart_uploads", Prefix=root + prefix, **after)
+        except ClientError as error:
+            if error.response["Error"].get("Code") == "NoSuchUpload":  # so rclone says that there is none
+                return {}
+            raise
         found.extend(_pending(upload, root) for upload in answer.get("Uploads", ()) if _is_under(upload, root + prefix))
-        if not answer["IsTruncated"]:
+        if not answer.get("IsTruncated", False):
             return {}
         following = {"KeyMarker": answer.get("NextKeyMarker", ""), "UploadIdMarker": answer.get("NextUploadIdMarker")}
         following = {name: value for name, value in following.items() if value is not None}

@@ -27,7 +27,7 @@ from ckptstore.objectstore.s3_requests import S3Place, head_of, info_of, plain_e
 from ckptstore.objectstore.s3_upload import S3Upload
 from ckptstore.options import TransferOptions
 
-_LAST_BYTE = 2**63 - 1  # servers hold positions in 64 bits
+_LAST_BYTE = 2**62  # beyond every object, and some servers add to it in 64 bits
 
 
 class S3fsStore:
@@ -102,7 +102,7 @@ class S3fsStore:
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
         checked_range(key, start, length)
-        place, last = self._place(key), min(start + length - 1, _LAST_BYTE)
+        place, last = self._place(key), min(start + length - 1, max(start, _LAST_BYTE))
 
         async def get_range() -> bytes:
             answer = await place.send("get_object", Range=f"bytes={start}-{last}")
