@@ -19,9 +19,7 @@ from ckptstore.protocol.capable import PROBED
 from ckptstore.testing.tapped import TappedStore
 from ckptstore.units import MIB
 
-QUICK = RetryOptions(
-    first_pause_seconds=0.02, longest_pause_seconds=0.5, deadline_seconds=30, stall_timeout_seconds=10
-)
+QUICK = RetryOptions(first_pause_seconds=0.02, longest_pause_seconds=0.5, deadline_seconds=30, stall_timeout_seconds=10)
 """Pauses as short as a test can have them."""
 LOG = LogOptions(deadline_seconds=30)
 
