@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,16 @@ def check_for_obstore(options: S3Options, bucket: str) -> None:
         "verify with a directory": isinstance(options.verify, str) and Path(options.verify).is_dir(),
     }
     refuse_for_engine("obstore", [name for name, said in cannot.items() if said], instead="s3fs")
-    endpoint, _ = endpoint_for(options, bucket)
+    check_private_key(options, endpoint_for(options, bucket)[0])
+
+
+def check_private_key(options: S3Options, endpoint: str | None) -> None:
+    """Check that a key of one's own is sent to nobody else. Without an endpoint there is TLS, unless said otherwise.
+
+    Raises:
+        InvalidInputError: It would be.
+    """
+    endpoint = endpoint or f"http{'s' if options.use_ssl else ''}://unsaid"
     if options.sse_customer_key is not None and not is_private(endpoint, options):
         raise InvalidInputError(
             "SSECustomerKey would be sent where others can read it.", hint="Use https://, and leave verify=False out."
@@ -113,7 +123,7 @@ class S3Bucket:
         check_for_obstore(self.options, bucket)
         self.attributes = {"Storage-Class": self.options.storage_class} if self.options.storage_class else None
         self.silence_seconds = self.options.read_timeout_seconds
-        self._asker: S3Client | None = None
+        self._client: S3Client | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         # What the environment says is not carried along: another process asks its own.
@@ -124,24 +134,24 @@ class S3Bucket:
         return S3Reached(self._bucket, fill_from_session(self.options))
 
     def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
-        """See `Service`. obstore cannot: aiobotocore asks."""
-        from ckptstore.objectstore.s3_pending import list_uploads  # noqa: PLC0415  (0.3 s that few need)
+        """See `Service`. obstore cannot, aiobotocore can."""
+        from ckptstore.objectstore import s3_pending  # noqa: PLC0415  (only for what obstore cannot do)
 
-        return list_uploads(self._place(None, seconds), request, root=root, prefix=prefix)
+        for upload in s3_pending.list_uploads(self._place(None, seconds), request, root + prefix):
+            yield replace(upload, key=upload.key.removeprefix(root))
 
     def abort_upload(self, path: str, upload_id: str, request: Request, *, seconds: float) -> None:
-        """See `Service`. obstore cannot: aiobotocore asks."""
-        from ckptstore.objectstore.s3_pending import abort_upload  # noqa: PLC0415  (0.3 s that few need)
+        """See `Service`. obstore cannot, aiobotocore can."""
+        from ckptstore.objectstore import s3_pending  # noqa: PLC0415  (only for what obstore cannot do)
 
-        abort_upload(self._place(path, seconds), request, upload_id)
+        s3_pending.abort_upload(self._place(path, seconds), request, upload_id)
 
     def _place(self, path: str | None, seconds: float) -> S3Place:
-        from ckptstore.objectstore.s3_client import open_client  # noqa: PLC0415  (0.3 s that few need)
-        from ckptstore.objectstore.s3_requests import S3Place  # noqa: PLC0415  (the same)
+        from ckptstore.objectstore import s3_client, s3_requests  # noqa: PLC0415  (only for what obstore cannot do)
 
-        if self._asker is None:
-            self._asker = open_client(self.options)
-        return S3Place(self._asker, self._bucket, path, seconds)
+        if self._client is None:  # of two that are made at once, one is closed before it is opened
+            self._client = s3_client.open_client(self.options)
+        return s3_requests.S3Place(self._client, self._bucket, path, seconds)
 
 
 class S3Reached:

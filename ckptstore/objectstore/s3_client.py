@@ -167,10 +167,16 @@ def config_arguments(options: S3Options, *, connections: int = _CONNECTIONS) -> 
 
 async def _opened(open_: Callable[[], Awaitable[Opened]], options: S3Options) -> Opened:
     client, close = await open_()
+    client.meta.events.register("before-call.s3.HeadBucket", _not_elsewhere)
     if is_private(client.meta.endpoint_url, options):
         # Else every body would be hashed a second time, for the signature.
         client.meta.config.s3 = {**(client.meta.config.s3 or {}), "payload_signing_enabled": False}
     return client, close
+
+
+def _not_elsewhere(context: dict[str, Any], **_: Any) -> None:
+    """Where a bucket is asked for because a request was sent elsewhere, do not ask that again, and again."""
+    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _extras(options: S3Options) -> dict[str, Any]:

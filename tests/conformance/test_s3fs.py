@@ -55,8 +55,8 @@ class TestS3fsOnJuiceFS(RefusedConformance):
         """But for the ETag, which JuiceFS forgets."""
         store.put("data/0/a", b"four")
         (listed,) = store.list("")
-        assert listed == store.head("data/0/a")
-        assert (listed.key, listed.size, listed.etag) == ("data/0/a", 4, None)
+        for info in (listed, store.head("data/0/a")):
+            assert (info.key, info.size, info.etag) == ("data/0/a", 4, None)
 
     def test_an_incomplete_upload_is_listed_and_can_be_forgotten(self):
         pytest.skip("on JuiceFS a part that was on its way brings an upload back that was aborted")
