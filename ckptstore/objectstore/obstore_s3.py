@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import base64
-import ipaddress
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from ckptstore.errors import InvalidInputError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.credentials import (
-    DEFAULT_REGION,
     Provider,
     fill_from_environment,
     fill_from_session,
@@ -22,6 +19,7 @@ from ckptstore.objectstore.credentials import (
 )
 from ckptstore.objectstore.obstore_service import tls_options
 from ckptstore.objectstore.port import PendingUpload
+from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION, endpoint_for, is_private
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options, refuse_for_engine
 from ckptstore.units import GIB
 
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 USUAL_CHECKSUM = "CRC64NVME"
 _CHECKSUMS = (USUAL_CHECKSUM, "SHA256", None)
-_HOST_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def check_for_obstore(options: S3Options, bucket: str) -> None:
@@ -68,39 +65,6 @@ def check_private_key(options: S3Options, endpoint: str | None) -> None:
         raise InvalidInputError(
             "SSECustomerKey would be sent where others can read it.", hint="Use https://, and leave verify=False out."
         )
-
-
-def endpoint_for(options: S3Options, bucket: str) -> tuple[str, bool]:
-    """Return the URL that a bucket's requests go to, and whether the bucket is part of its host's name.
-
-    Raises:
-        InvalidInputError: The bucket was to be part of a host's name, and cannot be.
-    """
-    can = bool(_HOST_LABEL.fullmatch(bucket))
-    if options.endpoint_url is None:
-        region = options.region_name or DEFAULT_REGION
-        china = ".cn" if region.startswith("cn-") else ""
-        endpoint = f"{'https' if options.use_ssl else 'http'}://s3.{region}.amazonaws.com{china}"
-        wanted = options.addressing_style == "virtual" or (options.addressing_style == "auto" and can)
-    else:
-        endpoint, wanted = options.endpoint_url.rstrip("/"), options.addressing_style == "virtual"
-        can = can and not _is_address(urlsplit(endpoint).hostname or "")
-    if not wanted:
-        return endpoint, False
-    if not can:
-        raise InvalidInputError(
-            f"The bucket {bucket} cannot be part of this endpoint's host name.", hint="Pass addressing_style='path'."
-        )
-    scheme, _, rest = endpoint.partition("://")
-    return f"{scheme}://{bucket}.{rest}", True
-
-
-def is_private(endpoint: str, options: S3Options) -> bool:
-    """Return whether nobody on the way to `endpoint` can change a byte: checked TLS, or this machine's loopback."""
-    if urlsplit(endpoint).scheme == "https" and options.verify is not False:
-        return True
-    host = urlsplit(endpoint).hostname or ""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def store_config(options: S3Options, bucket: str) -> dict[str, Any]:
@@ -169,17 +133,18 @@ class S3Bucket:
         """See `Service`."""
         return S3Reached(self._bucket, fill_from_session(self.options))
 
-    def list_uploads(self, prefix: str, request: Request, *, seconds: float) -> list[PendingUpload]:
+    def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
         """See `Service`. obstore cannot, aiobotocore can."""
         from ckptstore.objectstore import s3_pending  # noqa: PLC0415  (only for what obstore cannot do)
 
-        return s3_pending.list_uploads(self._place(None, seconds), request, prefix)
+        for upload in s3_pending.list_uploads(self._place(None, seconds), request, root + prefix):
+            yield replace(upload, key=upload.key.removeprefix(root))
 
-    def abort_upload(self, upload: PendingUpload, request: Request, *, seconds: float) -> None:
+    def abort_upload(self, path: str, upload_id: str, request: Request, *, seconds: float) -> None:
         """See `Service`. obstore cannot, aiobotocore can."""
         from ckptstore.objectstore import s3_pending  # noqa: PLC0415  (only for what obstore cannot do)
 
-        s3_pending.abort_upload(self._place(upload.key, seconds), request, upload.upload_id)
+        s3_pending.abort_upload(self._place(path, seconds), request, upload_id)
 
     def _place(self, path: str | None, seconds: float) -> S3Place:
         from ckptstore.objectstore import s3_client, s3_requests  # noqa: PLC0415  (only for what obstore cannot do)
@@ -218,11 +183,3 @@ class S3Reached:
         if self._options.connect_timeout_seconds is not None:
             told["connect_timeout"] = timedelta(seconds=self._options.connect_timeout_seconds)
         return S3Store(self._bucket, client_options=told, retry_config=retry, **config)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

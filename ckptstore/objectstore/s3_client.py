@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ckptstore.objectstore import loop
 from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.obstore_s3 import is_private
+from ckptstore.objectstore.s3_endpoint import is_private
 from ckptstore.objectstore.s3_errors import NoAnswerError, NotOpenedError, refuse_foreign, translating
 from ckptstore.objectstore.s3_options import S3Options
 from ckptstore.options import MAX_SECONDS

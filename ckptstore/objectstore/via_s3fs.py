@@ -194,7 +194,7 @@ class S3fsStore:
         place = S3Place(self._client, self._bucket, None, self._stall_seconds)
         found = list_uploads(place, request, self._root + prefix)
         own = [replace(upload, key=upload.key[len(self._root) :]) for upload in found]
-        return iter(sorted(own, key=lambda upload: (upload.key, upload.upload_id)))
+        return iter(own)
 
     def abort_upload(self, upload: PendingUpload) -> None:
         """Forget exactly this upload. See `ObjectStore.abort_upload`.

@@ -39,6 +39,14 @@ class TestObstoreOnSeaweedFS(StoreConformance):
         return lambda: open_store(s3_url, transfer=PARTS)
 
 
+@pytest.mark.servers
+class TestObstoreOnMoto(StoreConformance):
+    @pytest.fixture
+    def open_again(self, moto_server):
+        url, options = moto_server.url(f"tests/{secrets.token_hex(8)}/run"), moto_server.options()
+        return lambda: open_store(url, storage_options=options, transfer=PARTS)
+
+
 class OnMemory(StoreConformance):
     """A wrapper changes one thing; all else stays."""
 
