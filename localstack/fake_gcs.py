@@ -45,13 +45,14 @@ class FakeGcs(Server):
         """Return what `environment` says as `storage_options`. See `Server.options`."""
         return {"token": "anon", "endpoint_url": endpoint or self.endpoint}
 
-    def client(self) -> Any:
-        """Return a client of `google-cloud-storage`."""
+    def client(self, endpoint: str | None = None) -> Any:
+        """Return a client of `google-cloud-storage`. See `Server.client`."""
         from google.auth.credentials import AnonymousCredentials  # noqa: PLC0415  (only who asks needs the package)
         from google.cloud import storage  # noqa: PLC0415  (the same)
 
         nobody = AnonymousCredentials()  # type: ignore[no-untyped-call]
-        return storage.Client(project="local", credentials=nobody, client_options={"api_endpoint": self.endpoint})
+        there = {"api_endpoint": endpoint or self.endpoint}
+        return storage.Client(project="local", credentials=nobody, client_options=there)
 
     def _command(self, folder: Path, ports: Sequence[int]) -> Command:
         words = [

@@ -81,8 +81,8 @@ class Server(ABC):
         """
 
     @abstractmethod
-    def client(self) -> Any:
-        """Return a plain client, to look at the server past `ckptstore`."""
+    def client(self, endpoint: str | None = None) -> Any:
+        """Return a plain client, to look at the server past `ckptstore`. `endpoint` as in `options`."""
 
     def url(self, prefix: str) -> str:
         """Return the URL of a prefix of the bucket."""
@@ -186,8 +186,8 @@ class S3Server(Server):
             "region_name": REGION,
         }
 
-    def client(self) -> Any:
-        """Return a plain botocore client, which tries nothing twice."""
+    def client(self, endpoint: str | None = None) -> Any:
+        """Return a plain botocore client, which tries nothing twice. See `Server.client`."""
         config = botocore.config.Config(
             connect_timeout=2,
             read_timeout=10,
@@ -197,7 +197,7 @@ class S3Server(Server):
         )
         return botocore.session.Session().create_client(
             "s3",
-            endpoint_url=self.endpoint,
+            endpoint_url=endpoint or self.endpoint,
             region_name=REGION,
             aws_access_key_id=self._key,
             aws_secret_access_key=self._secret,

@@ -1,16 +1,18 @@
-"""obstore's errors as ours: the one table.
+"""What obstore's exceptions say, for the one table in `answers.py`.
 
-obstore's exceptions carry a class and a text, nothing else: most of what a server can say arrives as `GenericError`. So
-the class decides where it says enough, and else the server's own error code and status, which stand in the text in a
-fixed form. The text itself, many lines of it, is never shown.
+obstore's exceptions carry a class and a text, nothing else: most of what a server can say arrives as `GenericError`,
+and what a writer says as `OSError`. So the class counts where it says enough, and else what stands in the text in a
+fixed form: the server's status and code, the Rust names of what went wrong on the way, and which request it was. The
+text itself, many lines of it, is never shown.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Protocol
 
 from obstore import exceptions as foreign
 
@@ -18,25 +20,14 @@ from ckptstore.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     CkptStoreError,
-    IntegrityError,
     InvalidInputError,
     NotFoundError,
-    OutcomeUnknownError,
+    StalledError,
     UnavailableError,
     UnsupportedError,
 )
+from ckptstore.objectstore.answers import Answer, Request, error_for
 
-# What the server calls it. A missing bucket is no absent object: a mistyped URL must not look like a fresh run.
-_BY_CODE: dict[str, tuple[type[CkptStoreError], str]] = {
-    "NoSuchBucket": (InvalidInputError, "Correct the URL, or create the bucket."),
-    "InvalidBucketName": (InvalidInputError, "Correct the URL."),
-    "PermanentRedirect": (InvalidInputError, "Set AWS_REGION to the bucket's region."),
-    "AuthorizationHeaderMalformed": (InvalidInputError, "Set AWS_REGION to the bucket's region."),
-    "KeyTooLongError": (InvalidInputError, "Use a shorter URL."),
-    "SlowDown": (UnavailableError, ""),
-    "BadDigest": (UnavailableError, "The bytes changed on the way and were refused: send them again."),
-    "InvalidRange": (IntegrityError, ""),
-}
 _BY_CLASS: dict[type[Exception], type[CkptStoreError]] = {
     FileNotFoundError: NotFoundError,
     foreign.AlreadyExistsError: AlreadyExistsError,
@@ -46,64 +37,74 @@ _BY_CLASS: dict[type[Exception], type[CkptStoreError]] = {
     foreign.InvalidPathError: InvalidInputError,
     foreign.NotSupportedError: UnsupportedError,
 }
-_BY_STATUS: dict[int, type[CkptStoreError]] = {
-    401: AccessDeniedError,
-    403: AccessDeniedError,
-    404: NotFoundError,
-    416: IntegrityError,
-    429: UnavailableError,
-}
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_REGION = re.compile(r"<Region>([a-z0-9-]{1,32})</Region>")
 _STATUS = re.compile(r"\bstatus(?: code)?: (\d{3})\b")
 _RETRIES = re.compile(r"\bafter (\d+) retries\b")
 _KIND = re.compile(r"\bkind: (\w{1,32})\b")
+_ELAPSED = re.compile(r"\bin (\d+(?:\.\d+)?)(ns|µs|ms|s)\b")
+# One piece of an upload: whatever becomes of it, nothing is published.
+_PIECE = re.compile(r"\bperforming (?:PUT|POST) \S+[?&](?:partNumber=|uploads\b|comp=block&)")
+_PAGE = re.compile(r"<!doctype html|<html\b", re.IGNORECASE)
+_NO_CREDENTIALS = "External AWS credential provider"
+
+_CHECK_ENDPOINT = "Something else answers there: check the endpoint, HTTPS_PROXY and NO_PROXY."
+_TRUST = "If it is the right server, name its authority's certificates: AWS_CA_BUNDLE=FILE, or storage_options' verify."
+_PLAIN = "Correct the port, or write http:// if the server speaks no TLS."
+# Rust's names of what went wrong before a request was on its way, the first that is found; and what to say.
+_NEVER_SENT: list[tuple[re.Pattern[str], str, type[CkptStoreError] | None, str]] = [
+    (re.compile(r'"dns error"'), "DNS failure", None, "Correct the endpoint's name, or see why it is not resolved."),
+    (re.compile(r"\bInvalidCertificate\("), "TLS: the certificate is not trusted", InvalidInputError, _TRUST),
+    (re.compile(r"\bInvalidMessage\("), "TLS: the server does not speak it", InvalidInputError, _PLAIN),
+    (re.compile(r"\bAlertReceived\("), "TLS: refused by the server", InvalidInputError, _PLAIN),
+    (re.compile(r"\bConnectionRefused\b"), "connection refused", None, "See whether the server runs at this endpoint."),
+    (re.compile(r"\bkind: Connect\b|legacy::Error\(\s*Connect\b"), "no connection", None, ""),
+]
+_BY_KIND = {
+    "Interrupted": "the connection was cut",
+    "Request": "the connection was closed",
+    "Decode": "the answer ends in the middle",
+}
+_UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_CLOSE_TO = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What was being asked for, for the message.
+class Provider(Protocol):
+    """What hands out credentials; see `credentials.Provider`."""
+
+    failure: CkptStoreError | None
+
+    def forget(self) -> None:
+        """Look anew before the next request."""
+        ...
+
+
+def translated(error: Exception, request: Request, *, limit: float) -> CkptStoreError:
+    """Return our error for one of obstore's.
 
     Args:
-        doing: The request, for people: `GET`, say.
-        url: The object's URL.
-        key: The object's key.
-        writes: Whether it could have changed the store.
+        error: obstore's.
+        request: What was being asked for.
+        limit: How many seconds one try of it could take.
     """
-
-    doing: str
-    url: str
-    key: str
-    writes: bool = False
-
-
-def translated(error: Exception, request: Request) -> CkptStoreError:
-    """Return our error for one of obstore's."""
     text = str(error)
-    code, status, kind = _find(_CODE, text), _find(_STATUS, text), _find(_KIND, text)
-    retried = int(_find(_RETRIES, text) or 0) > 0
-    ours, hint = _classified(error, code, int(status or 0))
-    if request.doing == "LIST" and ours is NotFoundError:
-        # A prefix is empty or not; "not found" is no answer of an S3 server, and no proof that the log is empty.
-        ours, hint = InvalidInputError, "Correct the URL, or the endpoint (AWS_ENDPOINT_URL): no bucket answers there."
-    if ours is None:
-        never_sent = kind == "Connect" and not retried
-        ours = UnavailableError if never_sent or not request.writes else OutcomeUnknownError
-    if request.writes and (ours is NotFoundError or (retried and ours is not AlreadyExistsError)):
-        # Once one try was ambiguous, what a later one answers proves nothing (I5).
-        ours, hint = OutcomeUnknownError, ""
-    said = " ".join(filter(None, [status, code])) or (f"no answer ({kind})" if kind else type(error).__name__)
-    return ours(
-        f"{request.doing} {request.url}: {said}.",
-        hint=hint,
-        key=request.key,
-        status=int(status) if status else None,
-        server_code=code,
-    )
+    answer = _read(error, text, limit)
+    if request.doing == "GET" and answer.status == 404 and answer.code is None:  # noqa: PLR2004
+        # Only an object store can say that an object is absent, and it says so by name.
+        answer = replace(answer, kind=InvalidInputError, hint=_CHECK_ENDPOINT)
+    if not _PIECE.search(text.partition("\n")[0]):
+        return error_for(answer, request)
+    if answer.status in (404, 409, 412):
+        gone = "The upload was removed while it went on: a rule of the bucket may abort incomplete uploads too soon."
+        answer = replace(answer, kind=UnavailableError, hint=gone if answer.code == "NoSuchUpload" else "")
+    elif answer.status is None and answer.sent and _elapsed(text) >= _CLOSE_TO * limit:
+        answer = replace(answer, kind=StalledError, reason=f"no answer in {limit:g} s")
+    return error_for(replace(answer, ambiguous=False), replace(request, writes=False))
 
 
 @contextlib.contextmanager
-def translating(request: Request) -> Iterator[None]:
-    """Let nothing foreign out of the block.
+def translating(request: Request, *, limit: float, provider: Callable[[], Provider | None]) -> Iterator[None]:
+    """Let nothing foreign out of the block. Credentials that were refused are looked up anew for the next request.
 
     Raises:
         CkptStoreError: What went wrong, as ours.
@@ -113,14 +114,53 @@ def translating(request: Request) -> Iterator[None]:
     except CkptStoreError:
         raise
     except Exception as error:  # noqa: BLE001  (obstore raises its own, OSError and ValueError; the table has a default)
+        asked = provider()
         # `from None`: its text is a dump of many lines, which nobody should meet in a log.
-        raise translated(error, request) from None
+        if asked is not None and asked.failure is not None and _NO_CREDENTIALS in str(error):
+            raise asked.failure from None
+        ours = translated(error, request, limit=limit)
+        if asked is not None and isinstance(ours, AccessDeniedError):
+            asked.forget()
+        raise ours from None
 
 
-def _classified(error: Exception, code: str | None, status: int) -> tuple[type[CkptStoreError] | None, str]:
-    if code in _BY_CODE:
-        return _BY_CODE[code]
-    return next((ours for theirs, ours in _BY_CLASS.items() if isinstance(error, theirs)), _BY_STATUS.get(status)), ""
+def _read(error: Exception, text: str, limit: float) -> Answer:
+    """Return what is known of a request, as obstore tells it."""
+    code, said = _find(_CODE, text), _find(_STATUS, text)
+    status = int(said) if said else None
+    ambiguous = int(_find(_RETRIES, text) or 0) > 0
+    ours = next((ours for theirs, ours in _BY_CLASS.items() if isinstance(error, theirs)), None)
+    if "BareRedirect" in text or "redirect without LOCATION" in text:
+        answer = Answer(301, "PermanentRedirect")
+    elif status is not None:
+        page, region = code is None and _PAGE.search(text), _find(_REGION, text)
+        reason = "a web page" if page else f"the bucket is in {region}" if code and region else ""
+        answer = Answer(status, code, kind=ours, reason=reason, hint=_CHECK_ENDPOINT if page else "")
+    elif code is not None:
+        answer = Answer(code=code, kind=ours)
+    elif ours is not None:
+        answer = Answer(kind=ours, reason=type(error).__name__)
+    else:
+        answer = _read_silence(text, limit)
+    return replace(answer, ambiguous=ambiguous)
+
+
+def _read_silence(text: str, limit: float) -> Answer:
+    """Return what is known of a request that no server has answered."""
+    for pattern, reason, kind, hint in _NEVER_SENT:
+        if pattern.search(text):
+            return Answer(sent=False, kind=kind, reason=reason, hint=hint)
+    what = _find(_KIND, text) or ""
+    if what == "Timeout":
+        return Answer(reason=f"no answer in {limit:g} s")
+    if "HTTP error" in text:
+        return Answer(reason=_BY_KIND.get(what, "no answer"))
+    return Answer(reason="an answer that is none of an object store")
+
+
+def _elapsed(text: str) -> float:
+    match = _ELAPSED.search(text)
+    return float(match[1]) * _UNITS[match[2]] if match else 0.0
 
 
 def _find(pattern: re.Pattern[str], text: str) -> str | None:

@@ -1,22 +1,34 @@
-"""What obstore's S3 client is told, from the settings of s3://."""
+"""S3 for obstore: what its client is told, from the settings of s3://."""
 
 from __future__ import annotations
 
 import base64
-import ipaddress
-import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 from ckptstore.errors import InvalidInputError
-from ckptstore.objectstore.credentials import DEFAULT_REGION
-from ckptstore.objectstore.s3_options import S3Options, refuse_for_engine
+from ckptstore.objectstore.answers import Request
+from ckptstore.objectstore.credentials import (
+    Provider,
+    fill_from_environment,
+    fill_from_session,
+    find_credentials,
+)
+from ckptstore.objectstore.obstore_service import tls_options
+from ckptstore.objectstore.port import PendingUpload
+from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION, endpoint_for, is_private
+from ckptstore.objectstore.s3_options import S3Options, read_s3_options, refuse_for_engine
+from ckptstore.units import GIB
+
+if TYPE_CHECKING:
+    from ckptstore.objectstore.s3_client import S3Client
+    from ckptstore.objectstore.s3_requests import S3Place
 
 USUAL_CHECKSUM = "CRC64NVME"
 _CHECKSUMS = (USUAL_CHECKSUM, "SHA256", None)
-_HOST_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def check_for_obstore(options: S3Options, bucket: str) -> None:
@@ -39,44 +51,20 @@ def check_for_obstore(options: S3Options, bucket: str) -> None:
         "verify with a directory": isinstance(options.verify, str) and Path(options.verify).is_dir(),
     }
     refuse_for_engine("obstore", [name for name, said in cannot.items() if said], instead="s3fs")
-    endpoint, _ = endpoint_for(options, bucket)
+    check_private_key(options, endpoint_for(options, bucket)[0])
+
+
+def check_private_key(options: S3Options, endpoint: str | None) -> None:
+    """Check that a key of one's own is sent to nobody else. Without an endpoint there is TLS, unless said otherwise.
+
+    Raises:
+        InvalidInputError: It would be.
+    """
+    endpoint = endpoint or f"http{'s' if options.use_ssl else ''}://unsaid"
     if options.sse_customer_key is not None and not is_private(endpoint, options):
         raise InvalidInputError(
             "SSECustomerKey would be sent where others can read it.", hint="Use https://, and leave verify=False out."
         )
-
-
-def endpoint_for(options: S3Options, bucket: str) -> tuple[str, bool]:
-    """Return the URL that a bucket's requests go to, and whether the bucket is part of its host's name.
-
-    Raises:
-        InvalidInputError: The bucket was to be part of a host's name, and cannot be.
-    """
-    can = bool(_HOST_LABEL.fullmatch(bucket))
-    if options.endpoint_url is None:
-        region = options.region_name or DEFAULT_REGION
-        china = ".cn" if region.startswith("cn-") else ""
-        endpoint = f"{'https' if options.use_ssl else 'http'}://s3.{region}.amazonaws.com{china}"
-        wanted = options.addressing_style == "virtual" or (options.addressing_style == "auto" and can)
-    else:
-        endpoint, wanted = options.endpoint_url.rstrip("/"), options.addressing_style == "virtual"
-        can = can and not _is_address(urlsplit(endpoint).hostname or "")
-    if not wanted:
-        return endpoint, False
-    if not can:
-        raise InvalidInputError(
-            f"The bucket {bucket} cannot be part of this endpoint's host name.", hint="Pass addressing_style='path'."
-        )
-    scheme, _, rest = endpoint.partition("://")
-    return f"{scheme}://{bucket}.{rest}", True
-
-
-def is_private(endpoint: str, options: S3Options) -> bool:
-    """Return whether nobody on the way to `endpoint` can change a byte: checked TLS, or this machine's loopback."""
-    if urlsplit(endpoint).scheme == "https" and options.verify is not False:
-        return True
-    host = urlsplit(endpoint).hostname or ""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def store_config(options: S3Options, bucket: str) -> dict[str, Any]:
@@ -114,40 +102,84 @@ def store_config(options: S3Options, bucket: str) -> dict[str, Any]:
     return config
 
 
-def client_options(options: S3Options, bucket: str, *, connect: timedelta) -> dict[str, Any]:
-    """Return what the HTTP client is told.
+class S3Bucket:
+    """A bucket of S3, or of what speaks its language. See `obstore_service.Service`.
+
+    Args:
+        bucket: The bucket's name.
+        given: See `s3_options.S3Options`.
 
     Raises:
-        InvalidInputError: The authorities' certificates cannot be read.
+        InvalidInputError: An option is not known, or makes no sense.
+        UnsupportedError: An option is for another engine.
     """
-    said: dict[str, Any] = {
-        "allow_http": endpoint_for(options, bucket)[0].startswith("http://"),
-        "allow_invalid_certificates": options.verify is False,
-        "connect_timeout": connect,
-    }
-    if options.connect_timeout_seconds is not None:
-        said["connect_timeout"] = timedelta(seconds=options.connect_timeout_seconds)
-    if options.read_timeout_seconds is not None:
-        said["read_timeout"] = timedelta(seconds=options.read_timeout_seconds)
-    if isinstance(options.verify, str):
-        try:
-            said["root_certificate"] = Path(options.verify).read_bytes()
-        except OSError as error:
-            raise InvalidInputError(
-                f"The certificates in {options.verify} cannot be read: {error.strerror}.",
-                hint="Correct verify or AWS_CA_BUNDLE.",
-            ) from error
-    return said
+
+    longest_part_bytes = 5 * GIB
+
+    def __init__(self, bucket: str, given: Mapping[str, Any]) -> None:
+        self.url = f"s3://{bucket}"
+        self._bucket, self._given = bucket, dict(given)
+        self.options = fill_from_environment(read_s3_options(given))
+        check_for_obstore(self.options, bucket)
+        self.attributes = {"Storage-Class": self.options.storage_class} if self.options.storage_class else None
+        self.silence_seconds = self.options.read_timeout_seconds
+        self._client: S3Client | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # What the environment says is not carried along: another process asks its own.
+        return S3Bucket, (self._bucket, self._given)
+
+    def reach(self) -> S3Reached:
+        """See `Service`."""
+        return S3Reached(self._bucket, fill_from_session(self.options))
+
+    def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
+        """See `Service`. obstore cannot, aiobotocore can."""
+        from ckptstore.objectstore import s3_pending  # noqa: PLC0415  (only for what obstore cannot do)
+
+        for upload in s3_pending.list_uploads(self._place(None, seconds), request, root + prefix):
+            yield replace(upload, key=upload.key.removeprefix(root))
+
+    def abort_upload(self, path: str, upload_id: str, request: Request, *, seconds: float) -> None:
+        """See `Service`. obstore cannot, aiobotocore can."""
+        from ckptstore.objectstore import s3_pending  # noqa: PLC0415  (only for what obstore cannot do)
+
+        s3_pending.abort_upload(self._place(path, seconds), request, upload_id)
+
+    def _place(self, path: str | None, seconds: float) -> S3Place:
+        from ckptstore.objectstore import s3_client, s3_requests  # noqa: PLC0415  (only for what obstore cannot do)
+
+        if self._client is None:  # of two that are made at once, one is closed before it is opened
+            self._client = s3_client.open_client(self.options)
+        return s3_requests.S3Place(self._client, self._bucket, path, seconds)
 
 
-def attributes(options: S3Options) -> dict[str, str] | None:
-    """Return what each written object is marked with."""
-    return {"Storage-Class": options.storage_class} if options.storage_class else None
+class S3Reached:
+    """A bucket, the place where it is, and credentials for it. Of one process. See `obstore_service.Reached`.
 
+    Args:
+        bucket: The bucket's name.
+        options: With nothing missing.
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+    Raises:
+        AccessDeniedError: There are no credentials anywhere.
+        InvalidInputError: The profile is not there, or the bucket cannot be part of a host's name.
+        UnavailableError: Whoever hands credentials out does not answer.
+    """
+
+    def __init__(self, bucket: str, options: S3Options) -> None:
+        check_for_obstore(options, bucket)
+        self._bucket, self._options = bucket, options
+        self.provider: Provider | None = find_credentials(options)
+
+    def client(self, *, http: dict[str, Any], retry: Any) -> Any:
+        """See `Reached`."""
+        from obstore.store import S3Store  # noqa: PLC0415  (others look at the settings without it)
+
+        config = store_config(self._options, self._bucket)
+        if self.provider is not None:
+            config["credential_provider"] = self.provider
+        told: Any = {**http, **tls_options(config["endpoint"], verify=self._options.verify)}
+        if self._options.connect_timeout_seconds is not None:
+            told["connect_timeout"] = timedelta(seconds=self._options.connect_timeout_seconds)
+        return S3Store(self._bucket, client_options=told, retry_config=retry, **config)

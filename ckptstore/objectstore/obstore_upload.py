@@ -10,7 +10,6 @@ from typing import Self
 import obstore
 
 from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError, NotFoundError, OutcomeUnknownError
-from ckptstore.objectstore.obstore_errors import Request, translating
 from ckptstore.objectstore.port import ObjectInfo
 
 
@@ -21,7 +20,8 @@ class ObstoreUpload:
 
     Args:
         writer: obstore's, owned by this upload from now on.
-        request: What is being asked for, for messages.
+        translating: Makes what lets nothing foreign out of a block.
+        key: The object's key.
         size: How many bytes were announced.
         part_bytes: The size of the parts.
         head: Asks the store for the object, past every cache.
@@ -30,14 +30,15 @@ class ObstoreUpload:
     def __init__(
         self,
         writer: obstore.WritableFile,
-        request: Request,
+        translating: Callable[[], contextlib.AbstractContextManager[None]],
         *,
+        key: str,
         size: int,
         part_bytes: int,
         head: Callable[[], ObjectInfo],
     ) -> None:
         self._writer: obstore.WritableFile | None = writer
-        self._request, self._head = request, head
+        self._translating, self._head, self._key = translating, head, key
         self._size, self._part_bytes, self._written = size, part_bytes, 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -47,7 +48,7 @@ class ObstoreUpload:
             raise self._wrong_size(self._written + len(view))
         # obstore does not copy what it is given, and sends it later: only bytes that nobody can change are safe.
         unchangeable = isinstance(view.obj, bytes)
-        with translating(self._request):
+        with self._translating():
             for start in range(0, len(view), self._part_bytes):  # it counts parts only between two writes
                 piece = view[start : start + self._part_bytes]
                 self._written += self._writer.write(piece if unchangeable else bytes(piece))
@@ -58,6 +59,7 @@ class ObstoreUpload:
         Raises:
             InvalidInputError: The bytes written are not as many as were announced.
             OutcomeUnknownError: The object may or may not be there.
+            StalledError: A part made no progress in time; there is no object.
 
         If killed: the whole object, or none under its key; perhaps an incomplete upload.
         """
@@ -66,30 +68,28 @@ class ObstoreUpload:
             self.abort()
             raise fault
         writer, self._writer = self._writer, None
-        failure: CkptStoreError | None = None
+        failure: OutcomeUnknownError | None = None
         try:
-            with translating(self._request):
-                writer.close()
-        except CkptStoreError as error:
+            with self._translating():
+                writer.close()  # where it fails, it lets the server forget the parts
+        except OutcomeUnknownError as error:
             failure = error
         return self._confirmed(failure)
 
-    def _confirmed(self, failure: CkptStoreError | None) -> ObjectInfo:
+    def _confirmed(self, failure: OutcomeUnknownError | None) -> ObjectInfo:
         # The answer may be lost, or be that of a second try. Nobody else ever writes this key (I6): ask for it.
         try:
             info = self._head()
         except NotFoundError as absent:
             raise failure or OutcomeUnknownError(
-                f"{self._request.url} was stored, and cannot be seen.", key=self._request.key
+                f"{self._key} was stored, and cannot be seen.", key=self._key
             ) from absent
         except CkptStoreError as error:
             raise failure or OutcomeUnknownError(
-                f"{self._request.url} may or may not have been stored.", key=self._request.key
+                f"{self._key} may or may not have been stored.", key=self._key
             ) from error
         if info.size != self._size:
-            raise IntegrityError(
-                f"{self._request.url} has {info.size} bytes, {self._size} were written.", key=self._request.key
-            )
+            raise IntegrityError(f"{self._key} has {info.size} bytes, {self._size} were written.", key=self._key)
         return info
 
     def abort(self) -> None:
@@ -109,8 +109,8 @@ class ObstoreUpload:
 
     def _wrong_size(self, written: int) -> InvalidInputError:
         if self._writer is None:
-            return InvalidInputError(f"The upload of {self._request.key} has ended.", key=self._request.key)
+            return InvalidInputError(f"The upload of {self._key} has ended.", key=self._key)
         return InvalidInputError(
-            f"The upload of {self._request.key} was announced with {self._size} bytes and has {written}.",
-            key=self._request.key,
+            f"The upload of {self._key} was announced with {self._size} bytes and has {written}.",
+            key=self._key,
         )

@@ -28,7 +28,14 @@ _PROXY = "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY."
 _SETTINGS = "Check the endpoint, the region and storage_options."
 
 _CODE = re.compile(r"[A-Za-z][\w.]{0,63}")
-_TEMPORARY = 500
+# What every server says in its answer. A well-formed page of a proxy would else be an empty listing.
+_ALWAYS = {
+    "create_multipart_upload": "UploadId",
+    "list_multipart_uploads": "Bucket",
+    "list_objects_v2": "IsTruncated",
+    "upload_part": "ETag",
+}
+_NO_CONTENT, _TEMPORARY = 204, 500
 
 # OpenSSL's own numbers, X509_V_ERR_…
 _CERTIFICATE_FAULTS = {
@@ -136,11 +143,11 @@ def refuse_foreign(operation: str, answer: Mapping[str, Any]) -> None:
     Raises:
         NotS3Error: It is not.
     """
-    headers = answer["ResponseMetadata"].get("HTTPHeaders", {})
-    page = headers.get("content-type", "").startswith("text/html") and headers.get("content-length") != "0"
-    must = {"list_objects_v2": "IsTruncated", "list_multipart_uploads": "IsTruncated", "upload_part": "ETag"}
-    must |= {"create_multipart_upload": "UploadId"}
-    if (page and "etag" not in headers) or (operation in must and must[operation] not in answer):
+    metadata = answer["ResponseMetadata"]
+    headers = metadata.get("HTTPHeaders", {})
+    is_empty = metadata.get("HTTPStatusCode") == _NO_CONTENT or headers.get("content-length") == "0"
+    page = headers.get("content-type", "").startswith("text/html") and not is_empty
+    if (page and "etag" not in headers) or (operation in _ALWAYS and _ALWAYS[operation] not in answer):
         raise NotS3Error
 
 

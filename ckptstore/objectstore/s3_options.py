@@ -160,7 +160,7 @@ class S3Options:
         _check_choice("response_checksum_validation", self.response_checksum_validation, _WHEN)
         _check_choice("signature_version", self.signature_version, _SIGNATURES)
         _check_choice("ServerSideEncryption", self.server_side_encryption, _ENCRYPTIONS)
-        _check_verify(self.verify)
+        check_verify(self.verify)
         _check_credentials(self)
         _check_encryption(self)
         if self.endpoint_url is not None:
@@ -207,7 +207,7 @@ def read_s3_options(given: Mapping[str, Any]) -> S3Options:
     return S3Options(**_plain({name: value for name, (_, value) in said.items()}))
 
 
-def refuse_for_engine(engine: str, names: Iterable[str], *, instead: str) -> None:
+def refuse_for_engine(engine: str, names: Iterable[str], *, instead: str, scheme: str = "s3") -> None:
     """Refuse what was said and an engine cannot do.
 
     Raises:
@@ -216,7 +216,7 @@ def refuse_for_engine(engine: str, names: Iterable[str], *, instead: str) -> Non
     cannot = sorted(names)
     if cannot:
         raise UnsupportedError(
-            f"The engine {engine} of s3:// cannot do what storage_options say: {', '.join(cannot)}.",
+            f"The engine {engine} of {scheme}:// cannot do what storage_options say: {', '.join(cannot)}.",
             hint=f"Pass engine={instead!r}, or leave it out.",
         )
 
@@ -298,7 +298,12 @@ def _check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> 
         raise InvalidInputError(f"{name} is {value!r:.40}.", hint=f"It can be {known}.", option=name)
 
 
-def _check_verify(verify: object) -> None:
+def check_verify(verify: object) -> None:
+    """Check that `verify` says how certificates are checked.
+
+    Raises:
+        InvalidInputError: It is neither True, False, nor a path that is there.
+    """
     # Only the word itself turns the check off: not 0, not "", not "false".
     if verify is None or isinstance(verify, bool):
         return

@@ -5,10 +5,11 @@ A URL is taken literally: nothing is decoded, globbed or expanded. A run called 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
@@ -20,7 +21,7 @@ from ckptstore.options import TransferOptions, check_kinds
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _HALF_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_WITH_BUCKET = ("s3", "gs")
+_CLOUDS = {"s3": "bucket", "gs": "bucket", "az": "container"}
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
@@ -86,11 +87,11 @@ def _split(url: str | os.PathLike[str]) -> tuple[str, str]:
         if not path.startswith("/"):
             raise InvalidInputError("A file:// URL needs an absolute path.", hint="Write file:///path/to/run.")
         return scheme, "/" + _checked(path[1:])
-    if scheme in _WITH_BUCKET and not _BUCKET.fullmatch(path.split("/")[0]):
+    if scheme in _CLOUDS and not _BUCKET.fullmatch(path.split("/")[0]):
         # The name is not shown: it could hold credentials (`s3://key:secret@bucket`).
         raise InvalidInputError(
-            f"The first word of an {scheme}:// URL must be a bucket's name.",
-            hint=f"Write {scheme}://bucket/path/to/run.",
+            f"A URL of {scheme}:// needs a {_CLOUDS[scheme]}'s name first.",
+            hint=f"Write {scheme}://{_CLOUDS[scheme]}/path/to/run.",
         )
     return scheme, _checked(path)
 
@@ -152,43 +153,40 @@ def _open_local(place: _Place) -> ObjectStore:
 
 
 def _open_obstore(place: _Place) -> ObjectStore:
-    try:
-        from ckptstore.objectstore.via_obstore import ObstoreS3  # noqa: PLC0415  (only the engine asked for)
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"{place.scheme}:// needs the package {error.name}.", hint="Run: pip install 'ckptstore[s3]'."
-        ) from error
-    bucket, prefix = _bucket_of(place)
-    return ObstoreS3(bucket, prefix, options=place.options, transfer=place.transfer)
+    with _needing(place, "azure" if place.scheme == "az" else "s3"):
+        from ckptstore.objectstore.via_obstore import open_azure, open_gcs, open_s3  # noqa: PLC0415  (only if asked for)
+    openers = {"s3": open_s3, "az": open_azure, "gs": open_gcs}
+    return openers[place.scheme](*_bucket_of(place), options=place.options, transfer=place.transfer)
 
 
 def _open_s3fs(place: _Place) -> ObjectStore:
-    try:
+    with _needing(place, "s3fs"):
         from ckptstore.objectstore.via_s3fs import S3fsStore  # noqa: PLC0415  (only the engine asked for)
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"The engine s3fs needs the package {error.name}.", hint="Run: pip install 'ckptstore[s3fs]'."
-        ) from error
-    bucket, prefix = _bucket_of(place)
-    return S3fsStore(bucket, prefix, options=place.options, transfer=place.transfer)
+    return S3fsStore(*_bucket_of(place), options=place.options, transfer=place.transfer)
 
 
 def _open_gcsfs(place: _Place) -> ObjectStore:
-    try:
+    with _needing(place, "gcs"):
         from ckptstore.objectstore.via_gcsfs import GcsfsStore  # noqa: PLC0415  (only the engine asked for)
+    return GcsfsStore(*_bucket_of(place), options=place.options, transfer=place.transfer)
+
+
+@contextlib.contextmanager
+def _needing(place: _Place, extra: str) -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         raise UnsupportedError(
-            f"{place.scheme}:// needs the package {error.name}.", hint="Run: pip install 'ckptstore[gcs]'."
+            f"{place.scheme}:// needs the package {error.name} for this engine.",
+            hint=f"Run: pip install 'ckptstore[{extra}]'.",
         ) from error
-    bucket, prefix = _bucket_of(place)
-    return GcsfsStore(bucket, prefix, options=place.options, transfer=place.transfer)
 
 
 def _bucket_of(place: _Place) -> tuple[str, str]:
     bucket, _, prefix = place.path.partition("/")
     if "\\" in prefix:
         # Some servers take it for a slash: two runs could meet.
-        raise InvalidInputError("This URL cannot hold a backslash.", hint="Use another name.")
+        raise InvalidInputError(f"A URL of {place.scheme}:// cannot hold a backslash.", hint="Use another name.")
     return bucket, prefix
 
 
@@ -199,5 +197,6 @@ _ENGINES: dict[str, dict[str, Callable[[_Place], ObjectStore]]] = {
     "file": {"local": _open_local},
     "memory": {"memory": _open_memory},
     "s3": {"obstore": _open_obstore, "s3fs": _open_s3fs},
-    "gs": {"gcsfs": _open_gcsfs},
+    "gs": {"gcsfs": _open_gcsfs, "obstore": _open_obstore},
+    "az": {"obstore": _open_obstore},
 }

@@ -1,87 +1,55 @@
-"""S3 through obstore: a Rust client, so that moving bytes costs little and holds no interpreter's lock."""
+"""S3, Azure and GCS through obstore: a Rust client, so that moving bytes costs little and holds no interpreter's lock.
+
+Each small request is sent exactly once: only so does its answer say what happened to it, and whoever asked decides
+about another try.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import obstore
-from obstore.store import S3Store
 
-from ckptstore.errors import IntegrityError, NotFoundError, UnsupportedError
-from ckptstore.objectstore.credentials import fill_from_botocore, fill_from_environment
+from ckptstore.errors import AccessDeniedError, IntegrityError, InvalidInputError, NotFoundError
+from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
-from ckptstore.objectstore.obstore_errors import Request, translating
-from ckptstore.objectstore.obstore_s3 import attributes, check_for_obstore, client_options, store_config
+from ckptstore.objectstore.obstore_azure import AzureContainer
+from ckptstore.objectstore.obstore_errors import translating
+from ckptstore.objectstore.obstore_gcs import GcsBucket
+from ckptstore.objectstore.obstore_s3 import S3Bucket
+from ckptstore.objectstore.obstore_service import Clients, Service, Use
 from ckptstore.objectstore.obstore_upload import ObstoreUpload
 from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
-from ckptstore.objectstore.s3_options import S3Options, read_s3_options
 from ckptstore.options import MAX_PARTS, TransferOptions
-from ckptstore.units import MIB
+from ckptstore.units import format_bytes
 
-if TYPE_CHECKING:
-    from obstore.store import S3Credential
-
-
-@dataclass(frozen=True, slots=True)
-class _Patience:
-    """How long one kind of request may take."""
-
-    request: timedelta
-    retries: int
-    retry: timedelta
+_NOTHING = "no-object-is-called-so"
 
 
-_CONNECT = timedelta(seconds=5)
-_SLOWEST_BYTES_PER_SECOND = MIB  # a part that moves more slowly than this is given up and sent again
-# A create is sent once: only so does its answer say what happened to it. Whoever asked decides about another try.
-_CREATE = _Patience(request=timedelta(seconds=20), retries=0, retry=timedelta(seconds=20))
-_SMALL = _Patience(request=timedelta(seconds=20), retries=4, retry=timedelta(seconds=60))
-_BULK = _Patience(request=timedelta(seconds=30), retries=6, retry=timedelta(seconds=120))
-
-# The process in which obstore's threads run. They do not survive a fork, and a child that used them would hang, and
-# disturb its parent.
-_threads_of: int | None = None
-
-
-class ObstoreS3:
+class ObstoreStore:
     """A prefix of a bucket. Thread-safe; may be pickled.
 
     Args:
-        bucket: The bucket's name.
+        service: The bucket, and how to reach it.
         prefix: Where the run's root is in it, without slashes at its ends; may be empty.
-        options: See `s3_options.S3Options`.
         transfer: How large objects are moved.
-
-    Raises:
-        InvalidInputError: An option is not known, or makes no sense.
-        UnsupportedError: An option is for another engine.
     """
 
     engine = "obstore"
 
-    def __init__(self, bucket: str, prefix: str, *, options: Mapping[str, Any], transfer: TransferOptions) -> None:
-        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
-        self._bucket, self._root = bucket, f"{prefix}/" if prefix else ""
-        self._given, self._transfer = dict(options), transfer
-        self._access = fill_from_environment(read_s3_options(options))
-        check_for_obstore(self._access, bucket)
-        self._found: tuple[S3Options, Callable[[], S3Credential] | None] = (self._access, None)
-        self._clients: dict[_Patience, S3Store] = {}
-        self._clients_of: int | None = None
-        self._lock = threading.Lock()
+    def __init__(self, service: Service, prefix: str, *, transfer: TransferOptions) -> None:
+        self.url = f"{service.url}/{prefix}".rstrip("/")
+        self._root = f"{prefix}/" if prefix else ""
+        self._service, self._transfer = service, transfer
+        self._clients = Clients(service, transfer)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # What the environment says is not carried along: another process asks its own.
-        return _rebuilt, (self._bucket, self._root.rstrip("/"), self._given, self._transfer)
+        return _rebuilt, (self._service, self._root.rstrip("/"), self._transfer)
 
     def __repr__(self) -> str:
-        return f"ObstoreS3({self.url!r})"
+        return f"ObstoreStore({self.url!r})"
 
     def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
         """Store a small object in one request. See `ObjectStore.put`.
@@ -92,21 +60,15 @@ class ObstoreS3:
 
         If killed: the whole object or none.
         """
-        creates = mode is PutMode.CREATE
-        with self._translating("PUT", key, writes=True) as path:
-            result = self._client(_CREATE if creates else _BULK).put(
-                path,
-                body,
-                mode="create" if creates else "overwrite",
-                use_multipart=False,
-                attributes=attributes(self._access),
-            )
+        how = "create" if mode is PutMode.CREATE else "overwrite"
+        with self._asking("PUT", key, writes=True, size=len(body)) as (client, path):
+            result = client.put(path, body, mode=how, use_multipart=False, attributes=self._service.attributes)
         return ObjectInfo(key, len(body), _plain_etag(result["e_tag"]))
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return the whole object. See `ObjectStore.get`."""
-        with self._translating("GET", key) as path:
-            result = self._client(_SMALL if max_bytes <= MIB else _BULK).get(path)
+        with self._asking("GET", key, use=Use.READ) as (client, path):
+            result = client.get(path)
             if result.meta["size"] > max_bytes:
                 raise IntegrityError(
                     f"{key} has {result.meta['size']} bytes, at most {max_bytes} are allowed.", key=key
@@ -116,16 +78,16 @@ class ObstoreS3:
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
         checked_range(key, start, length)
-        with self._translating("GET", key) as path:
-            piece = bytes(self._client(_BULK).get_range(path, start=start, length=length))
+        with self._asking("GET", key, use=Use.READ) as (client, path):
+            piece = bytes(client.get_range(path, start=start, length=length))
         if len(piece) != length:
             raise IntegrityError(f"{key} ends before {start + length}.", key=key)
         return piece
 
     def head(self, key: str) -> ObjectInfo:
         """Return what is known of `key`. See `ObjectStore.head`."""
-        with self._translating("HEAD", key) as path:
-            return self._info(self._client(_SMALL).head(path), key)
+        with self._asking("HEAD", key) as (client, path):
+            return self._info(client.head(path), key)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`. See `ObjectStore.list`.
@@ -134,9 +96,10 @@ class ObstoreS3:
         and `a/b`, and so in what a page that starts after a key holds.
         """
         checked_prefix(prefix)
-        request = Request("LIST", f"{self.url}/{prefix}", prefix)
-        with translating(request):
-            found = self._client(_SMALL).list(self._root + prefix or None, chunk_size=1000).collect()
+        with self._translating(Request("LIST", f"{self.url}/{prefix}", prefix), self._clients.limit(Use.ONCE, 0)):
+            found = self._clients.of(Use.ONCE).list(self._root + prefix or None, chunk_size=1000).collect()
+        if not found:
+            self._check_that_nothing_is_meant(prefix)
         infos = [self._info(meta, meta["path"][len(self._root) :]) for meta in found]
         # A folder's marker (`log/`, empty) comes without its slash: it is not under its own prefix.
         under = [info for info in infos if info.key.startswith(prefix) and (after is None or info.key > after)]
@@ -144,82 +107,125 @@ class ObstoreS3:
 
     def delete(self, key: str) -> None:
         """Delete exactly this key. See `ObjectStore.delete`."""
-        with contextlib.suppress(NotFoundError), self._translating("DELETE", key) as path:
-            self._client(_SMALL).delete(path)
+        with contextlib.suppress(NotFoundError), self._asking("DELETE", key) as (client, path):
+            client.delete(path)
 
     def open_upload(self, key: str, *, size: int) -> ObstoreUpload:
         """Begin to stream an object. See `ObjectStore.open_upload`.
 
+        Raises:
+            InvalidInputError: It is larger than the cloud takes.
+
         If killed: an incomplete upload, invisible under its key, which a rule of the bucket or a collection removes.
         """
-        part_bytes = max(self._transfer.part_bytes, -(-size // MAX_PARTS))
-        with self._translating("PUT", key, writes=True) as path:
+        part_bytes, longest = max(self._transfer.part_bytes, -(-size // MAX_PARTS)), self._service.longest_part_bytes
+        if min(part_bytes, size) > longest:
+            raise InvalidInputError(
+                f"{self.url}/{key} would have {format_bytes(size)} in parts of {format_bytes(part_bytes)}; "
+                f"this store takes {MAX_PARTS} parts of at most {format_bytes(longest)}.",
+                hint="Save with more ranks or smaller shards, or set a smaller part_bytes.",
+                key=key,
+            )
+        with self._asking("PUT", key, use=Use.UPLOAD, size=part_bytes, writes=True) as (client, path):
             writer = obstore.open_writer(
-                self._client(_BULK),
+                client,
                 path,
                 buffer_size=part_bytes,
                 max_concurrency=self._transfer.parts_in_flight,
-                attributes=attributes(self._access),
+                attributes=self._service.attributes,
             )
         request = Request("PUT", f"{self.url}/{key}", key, writes=True)
-        return ObstoreUpload(writer, request, size=size, part_bytes=part_bytes, head=lambda: self.head(key))
-
-    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
-        """See `ObjectStore.list_uploads`. obstore cannot."""
-        raise UnsupportedError(
-            f"obstore cannot list the incomplete uploads of {self.url}/{prefix}.", hint="Use engine='s3fs' for that."
+        limit = self._clients.limit(Use.UPLOAD, part_bytes)
+        return ObstoreUpload(
+            writer,
+            lambda: self._translating(request, limit),
+            key=key,
+            size=size,
+            part_bytes=part_bytes,
+            head=lambda: self.head(key),
         )
 
+    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """Yield the incomplete uploads. See `ObjectStore.list_uploads`."""
+        checked_prefix(prefix)
+        request = Request("LIST", f"{self.url}/{prefix}", prefix)
+        return self._service.list_uploads(self._root, prefix, request, seconds=self._clients.limit(Use.ONCE, 0))
+
     def abort_upload(self, upload: PendingUpload) -> None:
-        """See `ObjectStore.abort_upload`. obstore cannot."""
-        raise UnsupportedError(
-            f"obstore cannot abort the upload of {upload.key}.", hint="Use engine='s3fs' for that.", key=upload.key
+        """Forget exactly this upload. See `ObjectStore.abort_upload`.
+
+        If killed: it is there, or not.
+        """
+        path = self._root + checked_key(upload.key)
+        request = Request("DELETE", f"{self.url}/{upload.key}", upload.key, writes=True)
+        self._service.abort_upload(path, upload.upload_id, request, seconds=self._clients.limit(Use.ONCE, 0))
+
+    def _check_that_nothing_is_meant(self, prefix: str) -> None:
+        """Check that it was an object store that listed nothing: obstore reads a web page as an empty listing, too.
+
+        A run whose log is a proxy's page would look like a fresh one. Only a store names what is absent.
+        """
+        try:
+            self.get(f"{prefix}{_NOTHING}", max_bytes=0)
+        except NotFoundError:
+            return
+        except AccessDeniedError as error:
+            if error.facts.get("server_code"):
+                return
+            raise
+        except IntegrityError:
+            pass
+        raise InvalidInputError(
+            f"LIST {self.url}/{prefix}: an answer that is none of an object store.",
+            hint="Check the endpoint, HTTPS_PROXY and NO_PROXY.",
         )
 
     def _info(self, meta: Mapping[str, Any], key: str) -> ObjectInfo:
         return ObjectInfo(key, meta["size"], _plain_etag(meta["e_tag"]), meta["last_modified"].timestamp())
 
     @contextlib.contextmanager
-    def _translating(self, doing: str, key: str, *, writes: bool = False) -> Iterator[str]:
+    def _asking(
+        self, doing: str, key: str, *, use: Use = Use.ONCE, size: int = 0, writes: bool = False
+    ) -> Iterator[tuple[Any, str]]:
         path = self._root + checked_key(key)
-        with translating(Request(doing, f"{self.url}/{key}", key, writes)):
-            yield path
+        with self._translating(Request(doing, f"{self.url}/{key}", key, writes), self._clients.limit(use, size)):
+            yield self._clients.of(use, size), path
 
-    def _client(self, patience: _Patience) -> S3Store:
-        global _threads_of  # noqa: PLW0603  (obstore's threads are one per process, too)
-        if _threads_of not in (None, os.getpid()):
-            raise UnsupportedError(
-                "obstore was used before this process was forked, and cannot be used in it.",
-                hint="Start processes by `spawn` or `forkserver`.",
-            )
-        with self._lock:
-            if self._clients_of != os.getpid():
-                self._clients.clear()
-                self._found = fill_from_botocore(self._access)
-                self._clients_of = os.getpid()
-            if patience not in self._clients:
-                self._clients[patience] = self._new_client(patience)
-            _threads_of = os.getpid()
-            return self._clients[patience]
-
-    def _new_client(self, patience: _Patience) -> S3Store:
-        access, credentials = self._found
-        config = store_config(access, self._bucket)
-        if credentials is not None:
-            config["credential_provider"] = credentials
-        seconds = self._transfer.part_bytes / _SLOWEST_BYTES_PER_SECOND if patience is _BULK else 0.0
-        client: Any = client_options(access, self._bucket, connect=_CONNECT)
-        client["timeout"] = patience.request + timedelta(seconds=seconds)
-        return S3Store(
-            self._bucket,
-            client_options=client,
-            retry_config={"max_retries": patience.retries, "retry_timeout": patience.retry},
-            **config,
-        )
+    def _translating(self, request: Request, limit: float) -> contextlib.AbstractContextManager[None]:
+        return translating(request, limit=limit, provider=lambda: self._clients.provider)
 
 
-def _rebuilt(bucket: str, prefix: str, options: Mapping[str, Any], transfer: TransferOptions) -> ObstoreS3:
-    return ObstoreS3(bucket, prefix, options=options, transfer=transfer)
+def open_s3(bucket: str, prefix: str, *, options: Mapping[str, Any], transfer: TransferOptions) -> ObstoreStore:
+    """Return the store at `s3://bucket/prefix`. Nothing is sent.
+
+    Raises:
+        InvalidInputError: An option is not known, or makes no sense. See `s3_options.S3Options`.
+        UnsupportedError: An option is for another engine.
+    """
+    return ObstoreStore(S3Bucket(bucket, options), prefix, transfer=transfer)
+
+
+def open_azure(container: str, prefix: str, *, options: Mapping[str, Any], transfer: TransferOptions) -> ObstoreStore:
+    """Return the store at `az://container/prefix`. Nothing is sent.
+
+    Raises:
+        InvalidInputError: An option is not known, or makes no sense. See `obstore_azure.AzureOptions`.
+    """
+    return ObstoreStore(AzureContainer(container, options), prefix, transfer=transfer)
+
+
+def open_gcs(bucket: str, prefix: str, *, options: Mapping[str, Any], transfer: TransferOptions) -> ObstoreStore:
+    """Return the store at `gs://bucket/prefix`. Nothing is sent. Untested: no local server speaks GCS's XML.
+
+    Raises:
+        InvalidInputError: An option is not known, or makes no sense. See `obstore_gcs.GcsBucket`.
+        UnsupportedError: An option is for another engine.
+    """
+    return ObstoreStore(GcsBucket(bucket, options), prefix, transfer=transfer)
+
+
+def _rebuilt(service: Service, prefix: str, transfer: TransferOptions) -> ObstoreStore:
+    return ObstoreStore(service, prefix, transfer=transfer)
 
 
 def _plain_etag(etag: str | None) -> str | None:

@@ -5,12 +5,17 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from ckptstore.objectstore.port import PutMode
-from ckptstore.options import TransferOptions
+from ckptstore.objectstore.urls import open_store
+from ckptstore.options import RetryOptions, TransferOptions
 from ckptstore.units import MIB
 
 HUSH = "hush-hush-this-is-the-secret"
 BUCKET = "s3://bucket/run"
-PARTS = TransferOptions(part_bytes=5 * MIB)
+# Nothing is tried more often than once again, and nothing takes long.
+QUICK = RetryOptions(
+    attempts=2, first_pause_seconds=0.01, longest_pause_seconds=0.05, deadline_seconds=5.0, stall_timeout_seconds=5.0
+)
+PARTS = TransferOptions(part_bytes=5 * MIB, retry=QUICK)
 THERE = (
     200,
     "",
@@ -28,14 +33,22 @@ CALLS = {
 }
 
 
+def opened(url=BUCKET, *, transfer=PARTS, **rest):
+    """Return the store at a URL, with little patience."""
+    return open_store(url, transfer=transfer, **rest)
+
+
 class Scripted(ThreadingHTTPServer):
-    """A server that answers as it is told: `(status, error code)`, or None to hang up without an answer."""
+    """A server that answers as it is told: `(status, error code)`, or None to hang up without an answer.
+
+    With a status of success, or a header `Raw`, the text is the body; pieces of bytes are sent as they come.
+    """
 
     daemon_threads = True
 
     def __init__(self, *, tls=None):
         super().__init__(("127.0.0.1", 0), _Answer)
-        self.script, self.seen = lambda _method, _path, _turn: (404, "NoSuchKey"), []
+        self.script, self.seen, self.bodies = lambda _method, _path, _turn: (404, "NoSuchKey"), [], []
         self.endpoint = f"{'https' if tls else 'http'}://127.0.0.1:{self.server_address[1]}"
         if tls:
             self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
@@ -63,7 +76,7 @@ class _Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _answer(self):
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.bodies.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
         turn = len(self.server.seen)
         self.server.seen.append((self.command, self.path, dict(self.headers)))
         said = self.server.script(self.command, self.path, turn)
@@ -71,15 +84,18 @@ class _Answer(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         status, text, *headers = said
-        body = f"<Error><Code>{text}</Code><Message>{HUSH}</Message></Error>" if status >= 300 else text
+        plain = status < 300 or ("Raw", "") in headers
+        body = text if plain else f"<Error><Code>{text}</Code><Message>{HUSH}</Message></Error>"
         self.send_response(status)
         for name, value in headers:
             self.send_header(name, value)
         if not any(name == "Content-Length" for name, _ in headers):
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body.encode())
+        with contextlib.suppress(ConnectionError):
+            for piece in [body.encode()] if isinstance(body, str) else body:
+                self.wfile.write(piece if self.command != "HEAD" else b"")
+        self.close_connection = not isinstance(body, str)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _answer  # noqa: N815  (http.server's names)
 

@@ -282,7 +282,7 @@ def test_a_store_can_be_used_where_a_loop_runs(gcs, store):
 def run(code, *arguments):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GCSFS_")}
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", textwrap.dedent(code), *arguments],
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *arguments],
         capture_output=True,
         text=True,
         timeout=120,

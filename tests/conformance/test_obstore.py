@@ -1,18 +1,19 @@
 """S3 as it goes wrong: what servers answer, what never arrives, and what must never be shown."""
 
-import pickle
+import contextlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 import traceback
-from datetime import timedelta
+from dataclasses import replace
 
 import pytest
-from scripted import BUCKET, CALLS, HUSH, PARTS, THERE, answers, multipart, upload
+from scripted import BUCKET, CALLS, HUSH, PARTS, QUICK, THERE, answers, multipart, opened, upload
 
 from ckptstore.errors import (
     AccessDeniedError,
@@ -22,23 +23,14 @@ from ckptstore.errors import (
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
+    StalledError,
     UnavailableError,
     UnsupportedError,
 )
 from ckptstore.objectstore import via_obstore
-from ckptstore.objectstore.credentials import fill_from_environment
-from ckptstore.objectstore.s3_options import S3Options
 from ckptstore.objectstore.urls import open_store
-from ckptstore.units import MIB
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Nothing is tried more often than once again, and nothing takes long."""
-    quick = timedelta(seconds=5)
-    monkeypatch.setattr(via_obstore, "_CREATE", via_obstore._Patience(quick, 0, quick))
-    monkeypatch.setattr(via_obstore, "_SMALL", via_obstore._Patience(quick, 1, quick))
-    monkeypatch.setattr(via_obstore, "_BULK", via_obstore._Patience(quick * 2, 1, quick))
+from ckptstore.options import MAX_PARTS, TransferOptions
+from ckptstore.units import GIB, MIB
 
 
 @pytest.mark.parametrize(
@@ -73,7 +65,7 @@ def quick(monkeypatch):
 def test_every_answer_becomes_one_error_of_ours(scripted, status, code, call, expected):
     scripted.script = answers(status, code)
     with pytest.raises(CkptStoreError) as caught:
-        CALLS[call](open_store(BUCKET, storage_options=scripted.options))
+        CALLS[call](opened(storage_options=scripted.options))
     assert type(caught.value) is expected
     assert code in str(caught.value)
     assert BUCKET in str(caught.value)
@@ -82,7 +74,7 @@ def test_every_answer_becomes_one_error_of_ours(scripted, status, code, call, ex
 @pytest.mark.parametrize("call", CALLS)
 def test_no_dump_and_no_secret_is_ever_shown(scripted, call):
     scripted.script = answers(500, "InternalError")
-    store = open_store(BUCKET, storage_options=scripted.options | {"token": HUSH})
+    store = opened(storage_options=scripted.options | {"token": HUSH})
     with pytest.raises(CkptStoreError) as caught:
         CALLS[call](store)
     shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value.facts) + repr(store) + store.url
@@ -95,7 +87,7 @@ def test_no_answer_means_unknown_for_a_write_and_try_again_for_a_read(scripted, 
     scripted.script = lambda *_: None
     expected = OutcomeUnknownError if call in ("create", "put") else UnavailableError
     with pytest.raises(CkptStoreError) as caught:
-        CALLS[call](open_store(BUCKET, storage_options=scripted.options))
+        CALLS[call](opened(storage_options=scripted.options))
     assert type(caught.value) is expected
 
 
@@ -103,7 +95,7 @@ def test_a_create_is_sent_once_so_that_its_answer_means_something(scripted):
     """A client that sent it again would meet its own landed write, and call it a lost race (I5)."""
     scripted.script = lambda _method, _path, turn: (500, "InternalError") if turn == 0 else (412, "PreconditionFailed")
     with pytest.raises(OutcomeUnknownError):
-        CALLS["create"](open_store(BUCKET, storage_options=scripted.options))
+        CALLS["create"](opened(storage_options=scripted.options))
     ((method, _, headers),) = scripted.seen
     assert (method, headers["if-none-match"]) == ("PUT", "*")
 
@@ -112,28 +104,184 @@ def test_what_a_second_try_answers_proves_nothing_about_the_first(scripted):
     """The first may have been carried out: a denial afterwards is no 'did not happen' (I5)."""
     scripted.script = lambda _method, _path, turn: (500, "InternalError") if turn == 0 else (403, "AccessDenied")
     with pytest.raises(OutcomeUnknownError):
-        CALLS["put"](open_store(BUCKET, storage_options=scripted.options))
+        CALLS["put"](opened(storage_options=scripted.options))
     assert len(scripted.seen) >= 2
 
 
 def test_nobody_listening_means_that_a_create_did_not_happen():
     options = {"key": "k", "secret": HUSH, "endpoint_url": "http://127.0.0.1:9"}
-    with pytest.raises(UnavailableError, match="no answer"):
-        CALLS["create"](open_store(BUCKET, storage_options=options))
+    with pytest.raises(UnavailableError, match="connection refused"):
+        CALLS["create"](opened(storage_options=options))
 
 
-def test_a_server_that_never_answers_is_given_up(scripted, monkeypatch):
-    short = timedelta(seconds=1)
-    monkeypatch.setattr(via_obstore, "_CREATE", via_obstore._Patience(short, 0, short))
+@pytest.fixture
+def held():
+    """What a server waits for before it answers; in the end it goes on."""
     stop = threading.Event()
-    scripted.script = lambda *_: stop.wait(30) and None
+    yield stop
+    stop.set()
+
+
+SHORT = TransferOptions(part_bytes=5 * MIB, retry=replace(QUICK, stall_timeout_seconds=1.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "expected", "tries"), [("create", OutcomeUnknownError, 1), ("get", UnavailableError, QUICK.attempts)]
+)
+def test_a_server_that_never_answers_is_given_up(scripted, held, call, expected, tries):
+    scripted.script = lambda *_: held.wait(30) and None
     began = time.monotonic()
-    try:
-        with pytest.raises(OutcomeUnknownError):
-            CALLS["create"](open_store(BUCKET, storage_options=scripted.options))
-    finally:
-        stop.set()
-    assert 0.9 < time.monotonic() - began < 5
+    with pytest.raises(expected, match="no answer in 1 s"):
+        CALLS[call](opened(storage_options=scripted.options, transfer=SHORT))
+    assert 0.9 * tries < time.monotonic() - began < 5
+
+
+def test_a_read_that_comes_slowly_goes_on_and_one_that_stands_still_is_given_up(scripted, held):
+    """The time counts from the last byte that came."""
+
+    def slowly(stands_still):
+        def body():
+            for _ in range(8):
+                yield b"x"
+                held.wait(30 if stands_still else 0.25)
+
+        return 200, body(), ("Content-Length", "8"), *THERE[3:]
+
+    store = opened(storage_options=scripted.options, transfer=SHORT)
+    scripted.script = lambda *_: slowly(stands_still=False)
+    assert store.get("a", max_bytes=10) == b"x" * 8
+    scripted.script = lambda *_: slowly(stands_still=True)
+    began = time.monotonic()
+    with pytest.raises(UnavailableError):
+        store.get("a", max_bytes=10)
+    assert time.monotonic() - began < 5
+
+
+def test_a_part_that_stands_still_ends_the_upload_as_stalled(scripted, held):
+    def script(method, path, _turn):
+        if method == "PUT":
+            held.wait(30)
+        return multipart(method, path, lambda _: (404, "NoSuchKey"))
+
+    scripted.script = script
+    transfer = replace(SHORT, retry=replace(SHORT.retry, attempts=1))
+    with pytest.raises(StalledError, match="no answer in"):
+        upload(opened(storage_options=scripted.options, transfer=transfer), 6 * MIB)
+    methods = [method for method, path, _ in scripted.seen if "partNumber" not in path]
+    assert methods == ["POST", "DELETE"]
+
+
+@pytest.mark.parametrize("call", [*CALLS, "head"])
+def test_each_request_is_sent_exactly_once_by_the_engine(scripted, call):
+    """Only so does an answer say what happened; whoever is above decides about another try."""
+    scripted.script = answers(500, "InternalError")
+    once = replace(PARTS, retry=replace(QUICK, attempts=1))
+    store = opened(storage_options=scripted.options, transfer=once)
+    with pytest.raises(CkptStoreError):
+        (CALLS | {"head": lambda store: store.head("a")})[call](store)
+    assert len(scripted.seen) == 1
+
+
+def test_an_answer_that_breaks_off_is_not_asked_for_again_by_the_engine(scripted):
+    scripted.script = lambda *_: (200, iter([b"12345"]), ("Content-Length", "8"), *THERE[3:])
+    once = replace(PARTS, retry=replace(QUICK, attempts=1))
+    with pytest.raises(UnavailableError):
+        opened(storage_options=scripted.options, transfer=once).get("a", max_bytes=10)
+    assert len(scripted.seen) == 1
+
+
+def test_a_part_is_tried_again_as_often_as_the_options_say(scripted):
+    failures = iter([(503, "SlowDown")] * 3)
+
+    def script(method, path, _turn):
+        if method == "PUT":
+            return next(failures, None) or multipart(method, path, None)
+        return multipart(method, path, lambda method: THERE if method == "HEAD" else (200, "<R><ETag>e-2</ETag></R>"))
+
+    scripted.script = script
+    for attempts, expected in ((4, None), (2, UnavailableError)):
+        transfer = replace(PARTS, retry=replace(QUICK, attempts=attempts), parts_in_flight=1)
+        with contextlib.nullcontext() if expected is None else pytest.raises(expected, match="SlowDown"):
+            upload(opened(storage_options=scripted.options, transfer=transfer), 6 * MIB)
+        failures = iter([(503, "SlowDown")] * 3)
+
+
+WRONG_REGION = "AuthorizationHeaderMalformed</Code><Region>eu-south-9</Region><Code>"
+
+
+@pytest.mark.parametrize(
+    ("answer", "call", "expected", "said", "hinted"),
+    [
+        ((301, "PermanentRedirect"), "get", InvalidInputError, "PermanentRedirect", "AWS_REGION"),
+        ((400, "ExpiredToken"), "get", AccessDeniedError, "ExpiredToken", "Log in again"),
+        ((403, "RequestTimeTooSkewed"), "list", AccessDeniedError, "RequestTimeTooSkewed", "clock"),
+        ((400, WRONG_REGION), "get", InvalidInputError, "eu-south-9", "AWS_REGION"),
+    ],
+)
+def test_what_a_user_can_put_right_is_said_in_plain_words(scripted, answer, call, expected, said, hinted):
+    scripted.script = answers(*answer)
+    with pytest.raises(expected, match=said) as caught:
+        CALLS[call](opened(storage_options=scripted.options))
+    assert hinted in caught.value.hint
+
+
+PAGE = "<!DOCTYPE html><html><body>Please log in</body></html>"
+
+
+@pytest.mark.parametrize("status", [200, 302, 403, 404, 407, 502])
+@pytest.mark.parametrize("call", ["get", "list", "create"])
+def test_a_web_page_is_no_answer_of_a_store(scripted, status, call):
+    """A proxy's page must be neither an absent object nor an empty log: the run would look like a fresh one."""
+    scripted.script = lambda *_: (status, PAGE, ("Raw", ""), ("Content-Type", "text/html"))
+    with pytest.raises(CkptStoreError) as caught:
+        CALLS[call](opened(storage_options=scripted.options))
+    assert not isinstance(caught.value, NotFoundError | AlreadyExistsError)
+    assert "log in" not in str(caught.value)
+
+
+def test_a_name_that_is_not_resolved_is_said_to_be_so():
+    options = {"key": "k", "secret": HUSH, "endpoint_url": "http://no-such-host.invalid:9000"}
+    with pytest.raises(UnavailableError, match="DNS failure"):
+        CALLS["create"](opened(storage_options=options))
+
+
+def test_a_server_without_tls_is_said_to_be_so(scripted):
+    options = scripted.options | {"endpoint_url": scripted.endpoint.replace("http:", "https:")}
+    with pytest.raises(InvalidInputError, match="TLS") as caught:
+        CALLS["create"](opened(storage_options=options))
+    assert "http://" in caught.value.hint
+
+
+def test_a_connection_that_never_stands_means_that_a_create_did_not_happen():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
+        for _ in range(3):  # the kernel lets no more in, and says nothing to who comes next
+            client = waiting.enter_context(socket.socket())
+            client.settimeout(0)
+            client.connect_ex(full.getsockname())
+        options = {"key": "k", "secret": HUSH, "endpoint_url": f"http://127.0.0.1:{full.getsockname()[1]}"}
+        options |= {"config_kwargs": {"connect_timeout": 0.5}}
+        with pytest.raises(UnavailableError, match="no connection"):
+            CALLS["create"](opened(storage_options=options))
+
+
+def test_an_object_that_no_store_could_take_is_refused_before_the_first_byte(scripted):
+    store = opened(storage_options=scripted.options)
+    with pytest.raises(InvalidInputError, match=r"10000 parts of at most 5\.0 GiB"):
+        store.open_upload("shard", size=MAX_PARTS * 5 * GIB + 1)
+    assert scripted.seen == []
+
+
+def test_no_object_is_ever_copied(scripted):
+    """A copy has a limit of 5 GiB, and a rename is no commit."""
+    scripted.script = lambda method, path, _: multipart(
+        method, path, lambda method: THERE if method == "HEAD" else (200, "<R><ETag>e-2</ETag></R>")
+    )
+    store = opened(storage_options=scripted.options)
+    upload(store, 6 * MIB)
+    for call in CALLS.values():
+        with contextlib.suppress(CkptStoreError):
+            call(store)
+    assert not [name for _, _, headers in scripted.seen for name in headers if "copy-source" in name.lower()]
 
 
 def test_a_completion_whose_answer_was_lost_is_found_by_asking(scripted):
@@ -146,7 +294,7 @@ def test_a_completion_whose_answer_was_lost_is_found_by_asking(scripted):
         return None if first else (404, "NoSuchUpload")
 
     scripted.script = lambda method, path, _: multipart(method, path, completes)
-    info = upload(open_store(BUCKET, storage_options=scripted.options, transfer=PARTS), 6 * MIB)
+    info = upload(opened(storage_options=scripted.options), 6 * MIB)
     assert (info.key, info.size, info.etag) == ("shard", 6 * MIB, "e-2")
 
 
@@ -164,7 +312,7 @@ def test_a_completion_that_cannot_be_seen_is_not_called_done(scripted, head, exp
         method, path, lambda method: head if method == "HEAD" else (500, "InternalError")
     )
     with pytest.raises(CkptStoreError) as caught:
-        upload(open_store(BUCKET, storage_options=scripted.options, transfer=PARTS), 6 * MIB)
+        upload(opened(storage_options=scripted.options), 6 * MIB)
     assert type(caught.value) is expected
 
 
@@ -175,8 +323,8 @@ def test_a_part_that_fails_ends_the_upload_and_nothing_is_completed(scripted):
         return multipart(method, path, lambda _: (404, "NoSuchKey"))
 
     scripted.script = script
-    with pytest.raises(OutcomeUnknownError):
-        upload(open_store(BUCKET, storage_options=scripted.options, transfer=PARTS), 30 * MIB)
+    with pytest.raises(UnavailableError):
+        upload(opened(storage_options=scripted.options), 30 * MIB)
     assert not [path for method, path, _ in scripted.seen if method == "POST" and "uploads" not in path]
 
 
@@ -193,84 +341,12 @@ def test_every_body_carries_its_checksum_unless_told_not_to(scripted, size, algo
         ),
     )
     options = scripted.options | {"checksum_algorithm": algorithm}
-    upload(open_store(BUCKET, storage_options=options, transfer=PARTS), size)
+    upload(opened(storage_options=options), size)
     bodies = [{name.lower(): value for name, value in h.items()} for method, _, h in scripted.seen if method == "PUT"]
     assert len(bodies) == (1 if size == 1 else 2)
     for headers in bodies:
         assert ("x-amz-checksum-crc64nvme" in headers) == (algorithm is not None)
         assert headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"  # the loopback is private
-
-
-def test_the_environment_fills_what_was_not_said_and_never_mixes_credentials():
-    environment = {
-        "AWS_ACCESS_KEY_ID": "k",
-        "AWS_SECRET_ACCESS_KEY": HUSH,
-        "AWS_SESSION_TOKEN": HUSH,
-        "AWS_ENDPOINT_URL": "http://general",
-        "AWS_ENDPOINT_URL_S3": "http://special",
-        "AWS_DEFAULT_REGION": "eu-west-1",
-    }
-    expected = {"endpoint_url": "http://special", "region_name": "eu-west-1"}
-    assert fill_from_environment(S3Options(), environment) == S3Options(key="k", secret=HUSH, token=HUSH, **expected)
-    own = S3Options(key="mine", secret=HUSH)
-    assert fill_from_environment(own, environment) == S3Options(key="mine", secret=HUSH, **expected)
-    assert fill_from_environment(S3Options(anon=True), environment) == S3Options(anon=True, **expected)
-    assert fill_from_environment(S3Options(), {"AWS_REGION": ""}) == S3Options()
-
-
-def test_what_was_said_wins_over_every_variable(scripted, monkeypatch, no_aws):
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "wrong")
-    with pytest.raises(NotFoundError):
-        CALLS["get"](open_store(BUCKET, storage_options=scripted.options))
-    ((_, _, headers),) = scripted.seen
-    assert "Credential=known/" in headers["authorization"]
-    assert "x-amz-security-token" not in headers
-
-
-@pytest.mark.parametrize("given", [{"profile": "typo"}, {}], ids=["option", "environment"])
-def test_a_profile_that_does_not_exist_is_bad_input_and_no_outage(scripted, no_aws, monkeypatch, given):
-    if not given:
-        monkeypatch.setenv("AWS_PROFILE", "typo")
-    store = open_store("s3://bucket/run", storage_options={**given, "endpoint_url": scripted.options["endpoint_url"]})
-    for call in CALLS.values():
-        with pytest.raises(InvalidInputError, match="typo") as raised:
-            call(store)
-        assert "aws configure list" in raised.value.hint
-
-
-def test_a_profile_is_found(scripted, no_aws):
-    (no_aws / "credentials").write_text(f"[team]\naws_access_key_id=of-the-team\naws_secret_access_key={HUSH}\n")
-    (no_aws / "config").write_text("[profile team]\nregion=eu-central-1\n")
-    options = {"profile": "team", "endpoint_url": scripted.options["endpoint_url"]}
-    with pytest.raises(NotFoundError):
-        CALLS["get"](open_store(BUCKET, storage_options=options))
-    ((_, _, headers),) = scripted.seen
-    assert re.search(r"Credential=of-the-team/\d+/eu-central-1/s3/", headers["authorization"])
-
-
-def test_without_credentials_nothing_is_sent(scripted, no_aws):
-    store = open_store(BUCKET, storage_options={"endpoint_url": scripted.options["endpoint_url"]})
-    with pytest.raises(AccessDeniedError, match="no credentials"):
-        CALLS["get"](store)
-    assert scripted.seen == []
-
-
-def test_an_anonymous_request_is_not_signed(scripted, no_aws):
-    options = {"anon": True, "endpoint_url": scripted.options["endpoint_url"]}
-    with pytest.raises(NotFoundError):
-        CALLS["get"](open_store(BUCKET, storage_options=options))
-    ((_, _, headers),) = scripted.seen
-    assert "authorization" not in {name.lower() for name in headers}
-
-
-def test_a_pickled_store_takes_no_secret_of_the_environment_along(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", HUSH)
-    assert HUSH.encode() not in pickle.dumps(open_store(BUCKET))
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch):

@@ -10,14 +10,13 @@ import ssl
 import botocore
 import pytest
 import trustme
-from scripted import BUCKET, CALLS, HUSH, PARTS, Scripted, answers, multipart, upload
+from scripted import CALLS, HUSH, Scripted, answers, multipart, opened, upload
 
-from ckptstore.errors import CkptStoreError, InvalidInputError, NotFoundError, UnavailableError, UnsupportedError
+from ckptstore.errors import CkptStoreError, InvalidInputError, NotFoundError, UnsupportedError
 from ckptstore.objectstore.credentials import fill_from_environment
-from ckptstore.objectstore.obstore_s3 import endpoint_for, is_private
 from ckptstore.objectstore.port import PutMode
+from ckptstore.objectstore.s3_endpoint import endpoint_for, is_private
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options
-from ckptstore.objectstore.urls import open_store
 from ckptstore.units import MIB
 
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -137,7 +136,7 @@ def test_options_have_the_names_that_s3fs_users_know(said, read):
 )
 def test_an_option_that_makes_no_sense_is_refused_by_name_when_the_store_is_opened(options, named):
     with pytest.raises(InvalidInputError, match=re.escape(named)) as caught:
-        open_store(BUCKET, storage_options=options)
+        opened(storage_options=options)
     assert HUSH not in str(caught.value) + repr(caught.value.facts)
 
 
@@ -154,13 +153,13 @@ def test_an_option_that_makes_no_sense_is_refused_by_name_when_the_store_is_open
 )
 def test_what_obstore_cannot_do_is_refused_and_names_the_engine_that_can(options, named):
     with pytest.raises(UnsupportedError, match=named) as caught:
-        open_store(BUCKET, storage_options=options)
+        opened(storage_options=options)
     assert "engine='s3fs'" in caught.value.hint
 
 
 def test_no_secret_is_shown_by_options_or_by_a_store():
     options = read_s3_options({**WHO, "token": HUSH, "s3_additional_kwargs": {"SSECustomerKey": KEY}})
-    store = open_store(BUCKET, storage_options={**WHO, "token": HUSH})
+    store = opened(storage_options={**WHO, "token": HUSH})
     again = pickle.loads(pickle.dumps(store))  # noqa: S301  (our own)
     shown = repr(options) + str(options) + repr(store) + str(store) + repr(again)
     assert HUSH not in shown
@@ -198,7 +197,7 @@ def test_a_bucket_is_addressed_as_botocore_does(options, bucket, expected):
 def test_a_bucket_that_cannot_be_part_of_a_host_name_is_refused_when_the_store_is_opened(endpoint, bucket):
     options = {**WHO, "endpoint_url": endpoint, "addressing_style": "virtual"}
     with pytest.raises(InvalidInputError, match="addressing_style='path'"):
-        open_store(f"s3://{bucket}/run", storage_options=options)
+        opened(f"s3://{bucket}/run", storage_options=options)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +267,7 @@ ABOUT = {
 def test_each_request_says_to_the_server_what_was_asked_for(scripted, about):
     options, expected, where = ABOUT[about]
     scripted.script = lambda method, path, _: multipart(method, path, lambda _: (404, "NoSuchKey"))
-    store = open_store(BUCKET, storage_options=scripted.options | options, transfer=PARTS)
+    store = opened(storage_options=scripted.options | options)
     for act in (lambda store: upload(store, 6 * MIB), CALLS["create"], CALLS["put"], CALLS["get"]):
         with contextlib.suppress(CkptStoreError):
             act(store)
@@ -299,9 +298,10 @@ def over_tls(tmp_path):
 
 def test_a_server_whose_certificate_is_not_trusted_gets_no_request(over_tls, no_aws):
     server, _ = over_tls
-    with pytest.raises(UnavailableError):
-        CALLS["create"](open_store(BUCKET, storage_options=server.options))
+    with pytest.raises(InvalidInputError, match="certificate is not trusted") as caught:
+        CALLS["create"](opened(storage_options=server.options))
     assert server.seen == []
+    assert "AWS_CA_BUNDLE" in caught.value.hint
 
 
 def test_no_variable_turns_the_check_of_certificates_off(over_tls, no_aws, monkeypatch):
@@ -317,21 +317,21 @@ def test_an_authority_of_ones_own_is_trusted_if_it_is_named(over_tls, no_aws, mo
     if not said:
         monkeypatch.setenv(way, authority)
     with pytest.raises(NotFoundError):
-        CALLS["get"](open_store(BUCKET, storage_options=server.options | said))
+        CALLS["get"](opened(storage_options=server.options | said))
 
 
 def test_a_certificate_goes_unchecked_only_if_that_is_said(over_tls, no_aws):
     server, _ = over_tls
     server.script = answers(200, "", ("ETag", '"e"'))
-    open_store(BUCKET, storage_options=server.options | {"verify": False}).put("a", b"x", mode=PutMode.CREATE)
+    opened(storage_options=server.options | {"verify": False}).put("a", b"x", mode=PutMode.CREATE)
 
 
 @pytest.mark.servers
 @pytest.mark.parametrize("size", [1, 6 * MIB], ids=["one request", "parts"])
 def test_what_is_encrypted_with_a_key_of_ones_own_is_read_with_that_key_only(s3_url, size):
     own = {"s3_additional_kwargs": {"SSECustomerKey": KEY}}
-    store = open_store(s3_url, storage_options=own, transfer=PARTS)
+    store = opened(s3_url, storage_options=own)
     upload(store, size)
     assert store.get("shard", max_bytes=size) == bytes(size)
     with pytest.raises(CkptStoreError):
-        open_store(s3_url).get("shard", max_bytes=size)
+        opened(s3_url).get("shard", max_bytes=size)
