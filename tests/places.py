@@ -16,6 +16,7 @@ SERVERS = {
     "rclone": "rclone",
     "juicefs": "juicefs",
     "fakegcs": "fake_gcs",
+    "azurite": "azurite",
 }
 """The fixture of each server."""
 
