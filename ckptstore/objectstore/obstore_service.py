@@ -73,6 +73,15 @@ class Service(Protocol):
         """
         ...
 
+    def get_range(self, path: str, start: int, end: int, request: Request, *, seconds: float) -> bytes:
+        """Return a piece of an object, where obstore does not take the server's answer for one.
+
+        Raises:
+            UnsupportedError: There is no other way to this cloud.
+            CkptStoreError: What went wrong.
+        """
+        ...
+
     def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
         """Yield the incomplete uploads under a prefix, both relative to `root`, sorted by key.
 

@@ -17,7 +17,7 @@ _RULE = "A lifecycle rule of the bucket removes them: AbortIncompleteMultipartUp
 
 
 def list_uploads(place: S3Place, request: Request, prefix: str) -> list[PendingUpload]:
-    """Return the incomplete uploads whose keys, in the bucket, begin with `prefix`.
+    """Return the incomplete uploads whose keys, in the bucket, begin with `prefix`, sorted by key.
 
     Args:
         place: The bucket.
@@ -52,7 +52,7 @@ def list_uploads(place: S3Place, request: Request, prefix: str) -> list[PendingU
             following = place.client.run(request, partial(page, following))
     except UnsupportedError as error:
         raise UnsupportedError(error.message, hint=_RULE, **error.facts) from error
-    return found
+    return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
 
 
 def abort_upload(place: S3Place, request: Request, upload_id: str) -> None:

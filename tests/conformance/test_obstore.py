@@ -471,6 +471,6 @@ def test_wrong_credentials_are_denied_and_never_absent(s3_url):
 @pytest.mark.servers
 def test_a_bucket_that_does_not_exist_is_no_fresh_run(s3_url):
     store = open_store("s3://no-such-bucket/run")
-    for call in (CALLS["get"], CALLS["list"], CALLS["create"]):
+    for call in (CALLS["get"], CALLS["list"], CALLS["create"], lambda store: store.head("a")):
         with pytest.raises(InvalidInputError, match="NoSuchBucket"):
             call(store)

@@ -20,7 +20,6 @@ def opener(server, engine):
 @pytest.mark.servers
 class TestObstoreOnRclone(RefusedConformance):
     knows_folders = True
-    tells_uploads = False
 
     @pytest.fixture
     def open_again(self, rclone):
@@ -36,20 +35,22 @@ class TestS3fsOnRclone(RefusedConformance):
         return opener(rclone, "s3fs")
 
 
-@pytest.mark.servers
-class TestObstoreOnJuiceFS(RefusedConformance):
+class OnJuiceFS(RefusedConformance):
     keeps_etags = False
-    tells_uploads = False
 
+    def test_an_incomplete_upload_is_listed_and_can_be_forgotten(self):
+        pytest.skip("On JuiceFS a part that was on its way brings an upload back that was aborted.")
+
+
+@pytest.mark.servers
+class TestObstoreOnJuiceFS(OnJuiceFS):
     @pytest.fixture
     def open_again(self, juicefs):
         return opener(juicefs, "obstore")
 
 
 @pytest.mark.servers
-class TestS3fsOnJuiceFS(RefusedConformance):
-    keeps_etags = False
-
+class TestS3fsOnJuiceFS(OnJuiceFS):
     @pytest.fixture
     def open_again(self, juicefs):
         return opener(juicefs, "s3fs")
