@@ -17,6 +17,7 @@ SERVERS = {
     "juicefs": "juicefs",
     "fakegcs": "fake_gcs",
     "book": "by_the_book",
+    "azurite": "azurite",
 }
 """The fixture of each server."""
 

@@ -28,17 +28,19 @@ class Scope:
 
     Args:
         role: Whose needs decide what is a failure. For a `reader` nothing is written.
-        quick: Leave out large uploads and the network.
+        multipart: Move a large object, in parts: 12 MiB, twice.
+        network: Measure how fast it is.
 
     Raises:
         InvalidInputError: There is no such role.
     """
 
     role: Role = "trainer"
-    quick: bool = False
+    multipart: bool = True
+    network: bool = True
 
     def __post_init__(self) -> None:
-        check_flags(quick=self.quick)
+        check_flags(multipart=self.multipart, network=self.network)
         if self.role not in get_args(Role):
             raise InvalidInputError(f"{self.role!r:.80} is no role.", hint=f"Use {', '.join(get_args(Role))}.")
 
@@ -81,12 +83,12 @@ def examine(
         if scope.role != "reader":
             check_writing(visit, again or (lambda: store))
             check_clock(visit)
-            if scope.quick:
-                visit.may_list_uploads()
-            else:
+            if scope.multipart:
                 check_upload(visit)
+            else:
+                visit.may_list_uploads()
             check_deleting(visit)
-            if not scope.quick:
+            if scope.network:
                 check_throughput(visit)
     finally:
         left = visit.leave_even_if_interrupted()

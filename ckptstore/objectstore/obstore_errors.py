@@ -153,6 +153,8 @@ def _read_silence(text: str, limit: float) -> Answer:
     what = _find(_KIND, text) or ""
     if what == "Timeout":
         return Answer(reason=f"no answer in {limit:g} s")
+    if "NotPartial" in text:
+        return Answer(kind=UnsupportedError, reason="a piece was asked for, and its answer says that it is the whole")
     if "HTTP error" in text:
         return Answer(reason=_BY_KIND.get(what, "no answer"))
     return Answer(reason="an answer that is none of an object store")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -72,8 +73,17 @@ class Service(Protocol):
         """
         ...
 
-    def list_uploads(self, prefix: str, request: Request, *, seconds: float) -> list[PendingUpload]:
-        """Return the incomplete uploads whose keys, in the bucket, begin with `prefix`.
+    def get_range(self, path: str, start: int, end: int, request: Request, *, seconds: float) -> bytes:
+        """Return a piece of an object, where obstore does not take the server's answer for one.
+
+        Raises:
+            UnsupportedError: There is no other way to this cloud.
+            CkptStoreError: What went wrong.
+        """
+        ...
+
+    def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
+        """Yield the incomplete uploads under a prefix, both relative to `root`, sorted by key.
 
         Raises:
             UnsupportedError: The cloud does not tell; the hint says what removes them.
@@ -81,12 +91,11 @@ class Service(Protocol):
         """
         ...
 
-    def abort_upload(self, upload: PendingUpload, request: Request, *, seconds: float) -> None:
-        """Forget exactly this upload; its key is that in the bucket.
+    def abort_upload(self, path: str, upload_id: str, request: Request, *, seconds: float) -> None:
+        """Forget exactly this upload of a key of the bucket. Forgetting what is not there is no error.
 
         Raises:
             UnsupportedError: The cloud removes them itself.
-            NotFoundError: It is not there.
             CkptStoreError: What went wrong.
         """
         ...
