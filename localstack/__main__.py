@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 
+from localstack.azurite import Azurite
 from localstack.fake_gcs import FakeGcs
 from localstack.guarded import ServerFailedError
 from localstack.juicefs import JuiceFS
@@ -19,6 +20,7 @@ from localstack.server import Server
 SERVERS: dict[str, type[Server]] = {
     "s3": SeaweedFS,
     "gcs": FakeGcs,
+    "azure": Azurite,
     "moto": Moto,
     "rclone": Rclone,
     "juicefs": JuiceFS,

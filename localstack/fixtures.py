@@ -11,6 +11,7 @@ from typing import Protocol
 
 import pytest
 
+from localstack.azurite import COMMAND, INSTALL, Azurite, find_azurite
 from localstack.fake_gcs import FakeGcs
 from localstack.juicefs import JuiceFS
 from localstack.moto import Moto
@@ -20,7 +21,7 @@ from localstack.seaweedfs import SeaweedFS
 from localstack.server import Server
 
 # What clients of object stores find in the environment, by how the names begin.
-CLIENTS_READ = ("AWS_", "GOOGLE_", "GCSFS_", "FSSPEC_", "STORAGE_EMULATOR_HOST", "NO_GCE_CHECK")
+CLIENTS_READ = ("AWS_", "GOOGLE_", "GCSFS_", "FSSPEC_", "AZURE_", "AZURITE_", "STORAGE_EMULATOR_HOST", "NO_GCE_CHECK")
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +59,15 @@ def fake_gcs() -> Iterator[FakeGcs]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[Azurite]:
+    """See `Azurite`. It comes by npm, so a test that asks for it is skipped where it is not installed."""
+    if find_azurite() is None:
+        pytest.skip(f"There is no `{COMMAND}` command here. Run: {INSTALL}")
+    with Azurite() as server:
+        yield server
+
+
 @pytest.fixture
 def s3_url(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> str:
     """A prefix that nobody else uses, with the environment set so that it is found, here and in child processes."""
@@ -86,6 +96,12 @@ def proxied() -> Iterator[OpenProxies]:
             return proxies.enter_context(Proxy(server.endpoint, tls=tls, seed=seed))
 
         yield proxied
+
+
+@pytest.fixture
+def az_url(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same as `s3_url`, for Azure."""
+    return fresh_url(azurite, monkeypatch)
 
 
 def fresh_url(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:

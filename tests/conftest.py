@@ -5,12 +5,34 @@ from pathlib import Path
 
 import pytest
 
-from localstack.fixtures import fake_gcs, gs_url, juicefs, moto_server, proxied, rclone, s3_url, seaweedfs
+from localstack.fixtures import (
+    az_url,
+    azurite,
+    fake_gcs,
+    gs_url,
+    juicefs,
+    moto_server,
+    proxied,
+    rclone,
+    s3_url,
+    seaweedfs,
+)
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for `ranks` and `states`, here and in the processes that a gang starts
 
-__all__ = ["fake_gcs", "gs_url", "juicefs", "moto_server", "proxied", "rclone", "s3_url", "seaweedfs"]
+__all__ = [
+    "az_url",
+    "azurite",
+    "fake_gcs",
+    "gs_url",
+    "juicefs",
+    "moto_server",
+    "proxied",
+    "rclone",
+    "s3_url",
+    "seaweedfs",
+]
 
 
 @pytest.fixture
@@ -33,7 +55,7 @@ def gang():
 def pytest_collection_modifyitems(items):
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
-        if folder in ("dcp", "cases"):
+        if folder in ("dcp", "cases", "faults"):
             item.add_marker(
                 pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable):UserWarning")
             )

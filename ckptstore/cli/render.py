@@ -75,6 +75,11 @@ def print_warning(text: str) -> None:
     _print(sys.stderr, Text(clean(f"warning: {text}"), style="bold yellow"))
 
 
+def print_note(text: str) -> None:
+    """Print what is said beside the answer, where it does not mix with it."""
+    _print(sys.stderr, Text(clean(text)))
+
+
 def print_error(message: str, hint: str) -> None:
     """Print what went wrong, and what to do next."""
     _print(sys.stderr, Text(clean(f"error: {message}"), style="bold red"))

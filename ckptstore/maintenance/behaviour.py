@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -9,13 +10,14 @@ from ckptstore.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     CkptStoreError,
+    InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
     UnsupportedError,
 )
 from ckptstore.maintenance.report import Check
 from ckptstore.maintenance.visit import Visit
-from ckptstore.objectstore.port import ObjectStore, PutMode
+from ckptstore.objectstore.port import ObjectStore, PendingUpload, PutMode
 from ckptstore.objectstore.probe import check_absence, check_race, check_second_create
 from ckptstore.units import KIB, MIB, format_bytes
 
@@ -23,6 +25,7 @@ OBJECT_BYTES = 4 * KIB
 RANGE_START, RANGE_BYTES = 1_000, 1_500
 UPLOAD_BYTES, PART_BYTES = 12 * MIB, 8 * MIB
 """What is uploaded. Open the store with parts of `PART_BYTES` at most, so that it takes two."""
+NO_UPLOAD = "0" * 32
 CLOCK_WARNING_SECONDS = 300.0
 CLOCK_REFUSED_SECONDS = 900.0
 
@@ -113,9 +116,9 @@ def check_writing(visit: Visit, again: Callable[[], ObjectStore]) -> None:
     visit.look("store", "create once", create_once)
     visit.look("store", "create once in a race", race)
     visit.look("store", "read back", read_back)
+    visit.look("store", "overwrite", overwrite)  # which may be allowed where creating is not
     if key not in store.written:
         return  # there is nothing to look at
-    visit.look("store", "overwrite", overwrite)
     visit.look("store", "list after write", listed)
     visit.look("store", "list by another client", elsewhere)
     visit.look("store", "ranged read", ranged)
@@ -178,7 +181,10 @@ def check_upload(visit: Visit) -> None:
             upload.write(body)
             try:
                 pending = [each for each in store.list_uploads(visit.place) if _begins(each.key, visit.place, lost)]
-            except UnsupportedError as error:
+            except (AccessDeniedError, UnsupportedError) as error:
+                # To abort what is not there is no error: so that much can be told without a list.
+                with contextlib.suppress(AccessDeniedError, UnsupportedError, InvalidInputError):
+                    store.abort_upload(PendingUpload(lost, NO_UPLOAD))
                 return Check("store", "abort upload", "unknown", error.message, hint=error.hint)
             for each in pending:
                 store.abort_upload(each)

@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptstore.errors import AccessDeniedError, CkptStoreError, InvalidInputError, UnavailableError, UnsupportedError
 from ckptstore.objectstore import loop
+from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION
 from ckptstore.objectstore.s3_options import S3Options
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
-DEFAULT_REGION = "us-east-1"
 ASK_SECONDS = 60.0
 """How long it may take to find or renew credentials."""
 _ASK_AGAIN_SECONDS = 30.0  # after a renewal that failed while the old ones are still good
 _ALWAYS_ASK = datetime(1970, 1, 1, tzinfo=UTC)  # "expired": obstore then asks before each request
+_ROLES = ("container-role", "iam-role")  # botocore's names for what is asked over HTTP
 _KEY, _SECRET, _TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 
 
@@ -71,16 +72,19 @@ class FromEnvironment:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self.failure: CkptStoreError | None = None
         self._environment = environment
-        self.forget()
+        self._held: S3Credential | None = None
 
     def __call__(self) -> S3Credential:
         """See `Provider`."""
-        return self._read
+        held = self._held
+        if held is None:
+            key, secret, token = (self._environment.get(name) or None for name in (_KEY, _SECRET, _TOKEN))
+            self._held = held = _handed(key, secret, token, expires=_ALWAYS_ASK)
+        return held
 
     def forget(self) -> None:
         """See `Provider`."""
-        key, secret, token = (self._environment.get(name) or None for name in (_KEY, _SECRET, _TOKEN))
-        self._read = _handed(key, secret, token, expires=_ALWAYS_ASK)
+        self._held = None
 
 
 class FromSession:
@@ -252,25 +256,25 @@ def _reason(error: Exception, profile: str | None) -> CkptStoreError:
         )
     import botocore.exceptions as theirs  # noqa: PLC0415  (loaded already)
 
-    name, log_in = type(error).__name__, f"aws sso login{f' --profile {profile}' if profile else ''}"
-    unreadable = (theirs.ConfigNotFound, theirs.ConfigParseError, theirs.InvalidConfigError)
-    if isinstance(error, (theirs.ProfileNotFound, *unreadable, theirs.PartialCredentialsError)):
+    name, code, status = type(error).__name__, "", 0
+    if isinstance(error, theirs.ClientError):
+        code = str(error.response.get("Error", {}).get("Code", ""))[:64]
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    missing = (theirs.ProfileNotFound, theirs.ConfigNotFound, theirs.PartialCredentialsError)
+    if isinstance(error, (*missing, theirs.ConfigParseError, theirs.InvalidConfigError)):
         return InvalidInputError(
             f"botocore cannot use its configuration: {name}: {error}.",
             hint="Run `aws configure list`, and correct the profile or AWS_PROFILE.",
         )
+    role = error.kwargs.get("provider") if isinstance(error, theirs.CredentialRetrievalError) else None
+    silent = isinstance(error, theirs.HTTPClientError | theirs.ConnectionError) or role in _ROLES
+    if silent or status >= 500 or code.startswith("Throttl"):  # noqa: PLR2004
+        what = " ".join(filter(None, [role or name, code]))
+        return UnavailableError(f"Nobody hands out credentials: {what}.", hint="Run `aws sts get-caller-identity`.")
+    log_in = f"aws sso login{f' --profile {profile}' if profile else ''}"
     if isinstance(error, (theirs.SSOError, theirs.TokenRetrievalError, theirs.LoginError)):
         return AccessDeniedError(f"The login has ended: {name}.", hint=f"Log in again: `{log_in}`.")
-    if isinstance(error, theirs.HTTPClientError | theirs.ConnectionError):
-        return UnavailableError(
-            f"Whoever hands out credentials does not answer: {name}.", hint="Run `aws sts get-caller-identity`."
-        )
-    said, status = "", 0
-    if isinstance(error, theirs.ClientError):
-        said = str(error.response.get("Error", {}).get("Code", ""))[:64]
-        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    kind = UnavailableError if status >= 500 or said.startswith("Throttl") else AccessDeniedError  # noqa: PLR2004
-    return kind(
-        f"botocore found no credentials: {' '.join(filter(None, [name, said]))}.",
+    return AccessDeniedError(
+        f"botocore found no credentials: {' '.join(filter(None, [name, code]))}.",
         hint=f"Run `aws sts get-caller-identity`; log in again (`{log_in}`), or correct the profile.",
     )

@@ -1,14 +1,14 @@
 """Azure Blob Storage for obstore, by the names that adlfs users know.
 
-What is not said is read from the usual `AZURE_STORAGE_` variables: by obstore, apart from the connection string.
+What is not said is read from the usual `AZURE_STORAGE_` variables: here where to go, and by obstore who we are.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.objectstore.answers import Request
@@ -18,7 +18,6 @@ from ckptstore.objectstore.s3_options import check_endpoint, check_verify
 from ckptstore.options import check_flags
 from ckptstore.units import MIB
 
-_EMULATED = "devstoreaccount1"
 _ELSEWHERE = {
     "blocksize": "Pass transfer=TransferOptions(part_bytes=…).",
     "credential": "Write account_key, sas_token or token; or client_id, client_secret and tenant_id.",
@@ -49,7 +48,7 @@ class AzureOptions:
         endpoint: `https://host` of the blob service, if it is not Azure's own.
         account_host: adlfs's name for the same, without `https://`.
         connection_string: Several of these in one text, as the portal shows it.
-        use_emulator: Whether it is the emulator (Azurite) with its known account.
+        use_emulator: Whether it is the emulator (Azurite) at its usual place, with its known account.
         verify: Whether the server's certificate is checked, as for s3://.
 
     Raises:
@@ -81,6 +80,11 @@ class AzureOptions:
         check_verify(self.verify)
         if self.endpoint is not None:
             check_endpoint(self.endpoint)
+            if self.use_emulator:
+                raise InvalidInputError(
+                    "`use_emulator` and `endpoint` contradict each other.",
+                    hint="Give endpoint='http://host:port/devstoreaccount1', account_name and account_key instead.",
+                )
         principal = (self.client_id, self.client_secret, self.tenant_id)
         if self.client_secret is not None and None in principal:
             raise InvalidInputError(
@@ -109,9 +113,17 @@ def read_azure_options(given: Mapping[str, Any], environment: Mapping[str, str] 
     options = AzureOptions(**{name: value for name, value in given.items() if value is not None})
     if options.account_host is not None:
         options = replace(options, endpoint=f"https://{options.account_host}", account_host=None)
-    nothing_said = options == AzureOptions(verify=options.verify)
-    text = options.connection_string or (environment.get("AZURE_STORAGE_CONNECTION_STRING") if nothing_said else None)
-    return _with_string(replace(options, connection_string=None), text) if text else options
+    text, said = options.connection_string, options != AzureOptions(verify=options.verify)
+    if not said:
+        text = environment.get("AZURE_STORAGE_CONNECTION_STRING")
+    if text:
+        options = _with_string(replace(options, connection_string=None), text)
+    if not said and environment.get("AZURE_STORAGE_USE_EMULATOR", "").lower() == "true":
+        return replace(options, use_emulator=True)
+    if options.endpoint is None and not options.use_emulator:
+        there = environment.get("AZURE_STORAGE_ENDPOINT") or environment.get("AZURE_ENDPOINT")
+        options = replace(options, endpoint=there or None)
+    return options
 
 
 class AzureContainer:
@@ -142,17 +154,22 @@ class AzureContainer:
         """See `Service`. obstore itself finds and renews credentials."""
         return AzureReached(self._container, self._options)
 
-    def list_uploads(self, prefix: str, request: Request, *, seconds: float) -> list[PendingUpload]:
+    def get_range(self, path: str, start: int, end: int, request: Request, *, seconds: float) -> NoReturn:
+        """See `Service`."""
+        del path, start, end, seconds
+        raise UnsupportedError(f"{request.url} is not served in parts.", key=request.key)
+
+    def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
         """See `Service`. Azure does not tell of blocks that belong to no blob."""
-        del prefix, seconds
+        del root, prefix, seconds
         raise UnsupportedError(
             f"{request.doing} {request.url}: Azure does not tell which uploads are incomplete.",
             hint="Nothing is to be done: it removes their blocks after a week.",
         )
 
-    def abort_upload(self, upload: PendingUpload, request: Request, *, seconds: float) -> None:
+    def abort_upload(self, path: str, upload_id: str, request: Request, *, seconds: float) -> None:
         """See `Service`. Azure removes blocks that belong to no blob by itself."""
-        self.list_uploads(upload.key, request, seconds=seconds)
+        self.list_uploads(path, upload_id, request, seconds=seconds)
 
 
 class AzureReached:
@@ -188,7 +205,7 @@ class AzureReached:
             "client_secret": options.client_secret,
             "tenant_id": options.tenant_id,
             "endpoint": options.endpoint,
-            "use_emulator": options.use_emulator or None,
+            "use_emulator": options.use_emulator,
             "skip_signature": options.anon or None,
             # Else what a variable says could win over what was said.
             "credential_type": next((way for name, way in ways.items() if getattr(options, name)), None),
@@ -205,7 +222,7 @@ def _with_string(options: AzureOptions, text: str) -> AzureOptions:
     named = {name.strip().lower(): value for name, value in parts.items()}
     if named.get("usedevelopmentstorage", "").lower() == "true":
         return replace(options, use_emulator=True)
-    said = {_IN_STRING[name]: value for name, value in named.items() if name in _IN_STRING and value}
+    said: dict[str, Any] = {_IN_STRING[name]: value for name, value in named.items() if name in _IN_STRING and value}
     if "account_name" not in said and "endpoint" not in said:
         raise InvalidInputError(  # it is not shown: it holds the key
             "The connection string names neither an account nor an endpoint.", hint="Copy it anew from the portal."
@@ -215,12 +232,10 @@ def _with_string(options: AzureOptions, text: str) -> AzureOptions:
     if "endpoint" not in said and named.get("endpointsuffix"):
         scheme = named.get("defaultendpointsprotocol") or "https"
         said["endpoint"] = f"{scheme}://{said['account_name']}.blob.{named['endpointsuffix']}"
-    if said.get("account_name") == _EMULATED:
-        said["use_emulator"] = True  # type: ignore[assignment]
-    twice = [name for name in said if getattr(options, name) not in (None, False, said[name])]
+    twice = [name for name in said if getattr(options, name) not in (None, said[name])]
     if twice:
         raise InvalidInputError(
             f"{', '.join(sorted(twice))} and the connection string say different things.",
             hint="Leave one of them out.",
         )
-    return replace(options, **said)  # type: ignore[arg-type]
+    return replace(options, **said)

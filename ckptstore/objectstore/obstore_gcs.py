@@ -7,9 +7,9 @@ there.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.objectstore.answers import Request
@@ -68,17 +68,22 @@ class GcsBucket:
         """See `Service`. obstore itself finds and renews credentials."""
         return GcsReached(self._bucket, self._said, self._access)
 
-    def list_uploads(self, prefix: str, request: Request, *, seconds: float) -> list[PendingUpload]:
+    def get_range(self, path: str, start: int, end: int, request: Request, *, seconds: float) -> NoReturn:
+        """See `Service`."""
+        del path, start, end, seconds
+        raise UnsupportedError(f"{request.url} is not served in parts.", key=request.key)
+
+    def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
         """See `Service`. obstore cannot."""
-        del prefix, seconds
+        del root, prefix, seconds
         raise UnsupportedError(
             f"{request.doing} {request.url}: obstore cannot ask which uploads are incomplete.",
             hint="Give the bucket a lifecycle rule AbortIncompleteMultipartUpload of some days.",
         )
 
-    def abort_upload(self, upload: PendingUpload, request: Request, *, seconds: float) -> None:
+    def abort_upload(self, path: str, upload_id: str, request: Request, *, seconds: float) -> None:
         """See `Service`. obstore cannot."""
-        self.list_uploads(upload.key, request, seconds=seconds)
+        self.list_uploads(path, upload_id, request, seconds=seconds)
 
 
 class GcsReached:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import base64
-import ipaddress
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
-from ckptstore.errors import InvalidInputError, UnsupportedError
+from ckptstore.errors import InvalidInputError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.credentials import (
-    DEFAULT_REGION,
     Provider,
     fill_from_environment,
     fill_from_session,
@@ -22,12 +19,16 @@ from ckptstore.objectstore.credentials import (
 )
 from ckptstore.objectstore.obstore_service import tls_options
 from ckptstore.objectstore.port import PendingUpload
+from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION, endpoint_for, is_private
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options, refuse_for_engine
 from ckptstore.units import GIB
 
+if TYPE_CHECKING:
+    from ckptstore.objectstore.s3_client import S3Client
+    from ckptstore.objectstore.s3_requests import S3Place
+
 USUAL_CHECKSUM = "CRC64NVME"
 _CHECKSUMS = (USUAL_CHECKSUM, "SHA256", None)
-_HOST_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def check_for_obstore(options: S3Options, bucket: str) -> None:
@@ -50,44 +51,20 @@ def check_for_obstore(options: S3Options, bucket: str) -> None:
         "verify with a directory": isinstance(options.verify, str) and Path(options.verify).is_dir(),
     }
     refuse_for_engine("obstore", [name for name, said in cannot.items() if said], instead="s3fs")
-    endpoint, _ = endpoint_for(options, bucket)
+    check_private_key(options, endpoint_for(options, bucket)[0])
+
+
+def check_private_key(options: S3Options, endpoint: str | None) -> None:
+    """Check that a key of one's own is sent to nobody else. Without an endpoint there is TLS, unless said otherwise.
+
+    Raises:
+        InvalidInputError: It would be.
+    """
+    endpoint = endpoint or f"http{'s' if options.use_ssl else ''}://unsaid"
     if options.sse_customer_key is not None and not is_private(endpoint, options):
         raise InvalidInputError(
             "SSECustomerKey would be sent where others can read it.", hint="Use https://, and leave verify=False out."
         )
-
-
-def endpoint_for(options: S3Options, bucket: str) -> tuple[str, bool]:
-    """Return the URL that a bucket's requests go to, and whether the bucket is part of its host's name.
-
-    Raises:
-        InvalidInputError: The bucket was to be part of a host's name, and cannot be.
-    """
-    can = bool(_HOST_LABEL.fullmatch(bucket))
-    if options.endpoint_url is None:
-        region = options.region_name or DEFAULT_REGION
-        china = ".cn" if region.startswith("cn-") else ""
-        endpoint = f"{'https' if options.use_ssl else 'http'}://s3.{region}.amazonaws.com{china}"
-        wanted = options.addressing_style == "virtual" or (options.addressing_style == "auto" and can)
-    else:
-        endpoint, wanted = options.endpoint_url.rstrip("/"), options.addressing_style == "virtual"
-        can = can and not _is_address(urlsplit(endpoint).hostname or "")
-    if not wanted:
-        return endpoint, False
-    if not can:
-        raise InvalidInputError(
-            f"The bucket {bucket} cannot be part of this endpoint's host name.", hint="Pass addressing_style='path'."
-        )
-    scheme, _, rest = endpoint.partition("://")
-    return f"{scheme}://{bucket}.{rest}", True
-
-
-def is_private(endpoint: str, options: S3Options) -> bool:
-    """Return whether nobody on the way to `endpoint` can change a byte: checked TLS, or this machine's loopback."""
-    if urlsplit(endpoint).scheme == "https" and options.verify is not False:
-        return True
-    host = urlsplit(endpoint).hostname or ""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def store_config(options: S3Options, bucket: str) -> dict[str, Any]:
@@ -146,6 +123,7 @@ class S3Bucket:
         check_for_obstore(self.options, bucket)
         self.attributes = {"Storage-Class": self.options.storage_class} if self.options.storage_class else None
         self.silence_seconds = self.options.read_timeout_seconds
+        self._client: S3Client | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         # What the environment says is not carried along: another process asks its own.
@@ -155,16 +133,32 @@ class S3Bucket:
         """See `Service`."""
         return S3Reached(self._bucket, fill_from_session(self.options))
 
-    def list_uploads(self, prefix: str, request: Request, *, seconds: float) -> list[PendingUpload]:
-        """See `Service`. obstore cannot."""
-        del prefix, seconds
-        raise UnsupportedError(
-            f"obstore cannot list the incomplete uploads of {request.url}.", hint="Use engine='s3fs' for that."
-        )
+    def get_range(self, path: str, start: int, end: int, request: Request, *, seconds: float) -> bytes:
+        """See `Service`."""
+        from ckptstore.objectstore.s3_requests import range_of  # noqa: PLC0415  (only for what obstore cannot do)
 
-    def abort_upload(self, upload: PendingUpload, request: Request, *, seconds: float) -> None:
-        """See `Service`. obstore cannot."""
-        self.list_uploads(upload.key, request, seconds=seconds)
+        place = self._place(path, seconds)
+        return place.client.run(request, lambda: range_of(place, request, start, end))
+
+    def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
+        """See `Service`. obstore cannot, aiobotocore can."""
+        from ckptstore.objectstore import s3_pending  # noqa: PLC0415  (only for what obstore cannot do)
+
+        for upload in s3_pending.list_uploads(self._place(None, seconds), request, root + prefix):
+            yield replace(upload, key=upload.key.removeprefix(root))
+
+    def abort_upload(self, path: str, upload_id: str, request: Request, *, seconds: float) -> None:
+        """See `Service`. obstore cannot, aiobotocore can."""
+        from ckptstore.objectstore import s3_pending  # noqa: PLC0415  (only for what obstore cannot do)
+
+        s3_pending.abort_upload(self._place(path, seconds), request, upload_id)
+
+    def _place(self, path: str | None, seconds: float) -> S3Place:
+        from ckptstore.objectstore import s3_client, s3_requests  # noqa: PLC0415  (only for what obstore cannot do)
+
+        if self._client is None:  # of two that are made at once, one is closed before it is opened
+            self._client = s3_client.open_client(self.options)
+        return s3_requests.S3Place(self._client, self._bucket, path, seconds)
 
 
 class S3Reached:
@@ -196,11 +190,3 @@ class S3Reached:
         if self._options.connect_timeout_seconds is not None:
             told["connect_timeout"] = timedelta(seconds=self._options.connect_timeout_seconds)
         return S3Store(self._bucket, client_options=told, retry_config=retry, **config)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

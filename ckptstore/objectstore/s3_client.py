@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ckptstore.objectstore import loop
 from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.obstore_s3 import is_private
+from ckptstore.objectstore.s3_endpoint import is_private
 from ckptstore.objectstore.s3_errors import NoAnswerError, NotOpenedError, refuse_foreign, translating
 from ckptstore.objectstore.s3_options import S3Options
 from ckptstore.options import MAX_SECONDS
@@ -167,10 +167,16 @@ def config_arguments(options: S3Options, *, connections: int = _CONNECTIONS) -> 
 
 async def _opened(open_: Callable[[], Awaitable[Opened]], options: S3Options) -> Opened:
     client, close = await open_()
+    client.meta.events.register("before-call.s3.HeadBucket", _not_elsewhere)
     if is_private(client.meta.endpoint_url, options):
         # Else every body would be hashed a second time, for the signature.
         client.meta.config.s3 = {**(client.meta.config.s3 or {}), "payload_signing_enabled": False}
     return client, close
+
+
+def _not_elsewhere(context: dict[str, Any], **_: Any) -> None:
+    """Where a bucket is asked for because a request was sent elsewhere, do not ask that again, and again."""
+    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _extras(options: S3Options) -> dict[str, Any]:

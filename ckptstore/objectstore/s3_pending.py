@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,28 +16,28 @@ from ckptstore.objectstore.s3_requests import S3Place
 _RULE = "A lifecycle rule of the bucket removes them: AbortIncompleteMultipartUpload."
 
 
-def list_uploads(place: S3Place, request: Request, *, root: str, prefix: str) -> Iterator[PendingUpload]:
-    """Yield the incomplete uploads under a prefix, sorted by key. See `ObjectStore.list_uploads`.
+def list_uploads(place: S3Place, request: Request, prefix: str) -> list[PendingUpload]:
+    """Return the incomplete uploads whose keys, in the bucket, begin with `prefix`, sorted by key.
 
     Args:
         place: The bucket.
         request: For messages.
-        root: What keys are relative to: empty, or with a slash at its end.
-        prefix: The prefix, relative to it.
+        prefix: Of keys in the bucket; so are the keys that are returned.
 
     Raises:
         UnsupportedError: The server does not tell.
+        CkptStoreError: What went wrong.
     """
     found: list[PendingUpload] = []
 
     async def page(after: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer = await place.send("list_multipart_uploads", Prefix=root + prefix, **after)
+            answer = await place.send("list_multipart_uploads", Prefix=prefix, **after)
         except ClientError as error:
             if error.response["Error"].get("Code") == "NoSuchUpload":  # so rclone says that there is none
                 return {}
             raise
-        found.extend(_pending(upload, root) for upload in answer.get("Uploads", ()) if _is_under(upload, root + prefix))
+        found.extend(_pending(upload) for upload in answer.get("Uploads", ()) if upload["Key"].startswith(prefix))
         if not answer.get("IsTruncated", False):
             return {}
         following = {"KeyMarker": answer.get("NextKeyMarker", ""), "UploadIdMarker": answer.get("NextUploadIdMarker")}
@@ -53,7 +52,7 @@ def list_uploads(place: S3Place, request: Request, *, root: str, prefix: str) ->
             following = place.client.run(request, partial(page, following))
     except UnsupportedError as error:
         raise UnsupportedError(error.message, hint=_RULE, **error.facts) from error
-    return iter(sorted(found, key=lambda upload: (upload.key, upload.upload_id)))
+    return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
 
 
 def abort_upload(place: S3Place, request: Request, upload_id: str) -> None:
@@ -72,10 +71,6 @@ def abort_upload(place: S3Place, request: Request, upload_id: str) -> None:
     place.client.run(request, abort)
 
 
-def _is_under(upload: dict[str, Any], prefix: str) -> bool:
-    return bool(upload["Key"].startswith(prefix))
-
-
-def _pending(upload: dict[str, Any], root: str) -> PendingUpload:
+def _pending(upload: dict[str, Any]) -> PendingUpload:
     began = upload.get("Initiated")
-    return PendingUpload(upload["Key"][len(root) :], upload["UploadId"], began.timestamp() if began else None)
+    return PendingUpload(upload["Key"], upload["UploadId"], began.timestamp() if began else None)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import obstore
 
-from ckptstore.errors import AccessDeniedError, IntegrityError, InvalidInputError, NotFoundError
+from ckptstore.errors import AccessDeniedError, IntegrityError, InvalidInputError, NotFoundError, UnsupportedError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
 from ckptstore.objectstore.obstore_azure import AzureContainer
@@ -78,17 +77,29 @@ class ObstoreStore:
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
-        checked_range(key, start, length)
-        with self._asking("GET", key, use=Use.READ) as (client, path):
-            piece = bytes(client.get_range(path, start=start, length=length))
+        end = checked_range(key, start, length)
+        self._clients.of(Use.READ)  # what this process must not do is refused here
+        try:
+            with self._asking("GET", key, use=Use.READ) as (client, path):
+                piece = bytes(client.get_range(path, start=start, end=end))
+        except UnsupportedError:  # some servers serve pieces under the status of a whole object
+            request = Request("GET", f"{self.url}/{key}", key)
+            path, seconds = self._root + checked_key(key), self._clients.limit(Use.READ, 0)
+            piece = self._service.get_range(path, start, end, request, seconds=seconds)
         if len(piece) != length:
             raise IntegrityError(f"{key} ends before {start + length}.", key=key)
         return piece
 
     def head(self, key: str) -> ObjectInfo:
         """Return what is known of `key`. See `ObjectStore.head`."""
-        with self._asking("HEAD", key) as (client, path):
-            return self._info(client.head(path), key)
+        try:
+            with self._asking("HEAD", key) as (client, path):
+                return self._info(client.head(path), key)
+        except NotFoundError:
+            # Its answer has no body: only a GET's names what is missing, the object or the bucket.
+            with contextlib.suppress(IntegrityError):
+                self.get(key, max_bytes=0)
+            raise
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`. See `ObjectStore.list`.
@@ -149,20 +160,17 @@ class ObstoreStore:
     def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
         """Yield the incomplete uploads. See `ObjectStore.list_uploads`."""
         checked_prefix(prefix)
-        request = Request("LIST UPLOADS", f"{self.url}/{prefix}", prefix)
-        found = self._service.list_uploads(self._root + prefix, request, seconds=self._clients.limit(Use.ONCE, 0))
-        own = [replace(upload, key=upload.key[len(self._root) :]) for upload in found]
-        return iter(sorted(own, key=lambda upload: (upload.key, upload.upload_id)))
+        request = Request("LIST", f"{self.url}/{prefix}", prefix)
+        return self._service.list_uploads(self._root, prefix, request, seconds=self._clients.limit(Use.ONCE, 0))
 
     def abort_upload(self, upload: PendingUpload) -> None:
         """Forget exactly this upload. See `ObjectStore.abort_upload`.
 
         If killed: it is there, or not.
         """
-        request = Request("ABORT", f"{self.url}/{upload.key}", upload.key, writes=True)
-        named = replace(upload, key=self._root + checked_key(upload.key))
-        with contextlib.suppress(NotFoundError):
-            self._service.abort_upload(named, request, seconds=self._clients.limit(Use.ONCE, 0))
+        path = self._root + checked_key(upload.key)
+        request = Request("DELETE", f"{self.url}/{upload.key}", upload.key, writes=True)
+        self._service.abort_upload(path, upload.upload_id, request, seconds=self._clients.limit(Use.ONCE, 0))
 
     def _check_that_nothing_is_meant(self, prefix: str) -> None:
         """Check that it was an object store that listed nothing: obstore reads a web page as an empty listing, too.

@@ -7,27 +7,27 @@ they write, expand globs, list from caches, and upload one part after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import s3fs
 from botocore.exceptions import ClientError
 
-from ckptstore.errors import IntegrityError, UnsupportedError
+from ckptstore.errors import IntegrityError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.credentials import fill_from_environment
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
+from ckptstore.objectstore.obstore_s3 import check_private_key
 from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
 from ckptstore.objectstore.s3_checksum import check_checksum, checksum, usual_checksum
 from ckptstore.objectstore.s3_client import Opened, S3Client, client_arguments, config_arguments, new_session
 from ckptstore.objectstore.s3_errors import NotS3Error
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options
 from ckptstore.objectstore.s3_pending import abort_upload, list_uploads
-from ckptstore.objectstore.s3_requests import S3Place, head_of, info_of, plain_etag, read_body
+from ckptstore.objectstore.s3_requests import S3Place, head_of, info_of, plain_etag, range_of, read_body
 from ckptstore.objectstore.s3_upload import S3Upload
 from ckptstore.options import TransferOptions
-
-_LAST_BYTE = 2**62  # beyond every object, and some servers add to it in 64 bits
 
 
 class S3fsStore:
@@ -40,7 +40,7 @@ class S3fsStore:
         transfer: How large objects are moved.
 
     Raises:
-        InvalidInputError: An option is not known, or makes no sense.
+        InvalidInputError: An option is not known, or makes no sense; or a key of one's own would be sent without TLS.
         UnsupportedError: A checksum needs a package that is not installed.
     """
 
@@ -51,6 +51,7 @@ class S3fsStore:
         self._bucket, self._root = bucket, f"{prefix}/" if prefix else ""
         self._given, self._transfer = dict(options), transfer
         access = fill_from_environment(read_s3_options(options))
+        check_private_key(access, access.endpoint_url)
         self._checksum = access.checksum(usual_checksum())
         check_checksum(self._checksum)
         self._client = S3Client(access, partial(_open, access, transfer))
@@ -101,27 +102,12 @@ class S3fsStore:
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
-        checked_range(key, start, length)
-        place, last = self._place(key), min(start + length - 1, max(start, _LAST_BYTE))
-
-        async def get_range() -> bytes:
-            answer = await place.send("get_object", Range=f"bytes={start}-{last}")
-            size = answer.get("ContentLength")
-            said = answer.get("ContentRange")
-            if said is None and (start, size) != (0, length):
-                answer["Body"].close()
-                if size is not None and start + length > size:
-                    raise IntegrityError(f"{key} ends before {start + length}.", key=key)
-                raise UnsupportedError(f"{self.url} does not serve parts of objects.", key=key)
-            if said is not None and not said.startswith(f"bytes {start}-"):
-                answer["Body"].close()
-                raise NotS3Error
-            piece = await read_body(place, answer["Body"], size=size, at_most=length)
-            if len(piece) != length:
-                raise IntegrityError(f"{key} ends before {start + length}.", key=key)
-            return piece
-
-        return self._client.run(self._request("GET", key), get_range)
+        place, end = self._place(key), checked_range(key, start, length)
+        request = self._request("GET", key)
+        piece = self._client.run(request, lambda: range_of(place, request, start, end))
+        if len(piece) != length:
+            raise IntegrityError(f"{key} ends before {start + length}.", key=key)
+        return piece
 
     def head(self, key: str) -> ObjectInfo:
         """Return what is known of `key`. See `ObjectStore.head`."""
@@ -189,7 +175,9 @@ class S3fsStore:
         checked_prefix(prefix)
         request = Request("LIST", f"{self.url}/{prefix}", prefix)
         place = S3Place(self._client, self._bucket, None, self._stall_seconds)
-        return list_uploads(place, request, root=self._root, prefix=prefix)
+        found = list_uploads(place, request, self._root + prefix)
+        own = [replace(upload, key=upload.key[len(self._root) :]) for upload in found]
+        return iter(own)
 
     def abort_upload(self, upload: PendingUpload) -> None:
         """Forget exactly this upload. See `ObjectStore.abort_upload`.

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `scripted`
 
 @pytest.fixture
 def no_aws(monkeypatch, tmp_path):
-    """Nothing of this machine's AWS settings is found."""
+    """Nothing of this machine's AWS settings is found. The folder stands for `~/.aws`."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))

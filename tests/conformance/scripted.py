@@ -48,7 +48,7 @@ class Scripted(ThreadingHTTPServer):
 
     def __init__(self, *, tls=None):
         super().__init__(("127.0.0.1", 0), _Answer)
-        self.script, self.seen = lambda _method, _path, _turn: (404, "NoSuchKey"), []
+        self.script, self.seen, self.bodies = lambda _method, _path, _turn: (404, "NoSuchKey"), [], []
         self.endpoint = f"{'https' if tls else 'http'}://127.0.0.1:{self.server_address[1]}"
         if tls:
             self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
@@ -76,7 +76,7 @@ class _Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _answer(self):
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.bodies.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
         turn = len(self.server.seen)
         self.server.seen.append((self.command, self.path, dict(self.headers)))
         said = self.server.script(self.command, self.path, turn)

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 README = HERE.parents[1] / "ckptstore" / "objectstore" / "README.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 NODE = re.compile(r".*::Test(\w+)::(test_\w+)(\[.*)?")
-CLASS = re.compile(r"^class Test(\w+)\((?:\w+\.)?(?:\w*Conformance|OnMemory)\)", re.MULTILINE)
+CLASS = re.compile(r"^class Test(\w+)\((?:\w+\.)?(?:\w*Conformance|OnMemory|OnJuiceFS)\)", re.MULTILINE)
 
 
 def rows() -> dict[str, str]:

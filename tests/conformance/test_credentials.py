@@ -1,15 +1,26 @@
 """Who we are on S3: where credentials are looked for, and how they are renewed."""
 
+import hashlib
+import json
+import os
 import pickle
 import re
+import subprocess
+import sys
+import textwrap
+import time
+import traceback
+from datetime import UTC, datetime
 
 import pytest
-from scripted import BUCKET, CALLS, HUSH, opened
+from scripted import BUCKET, CALLS, HUSH, THERE, Scripted, multipart, opened
 
-from ckptstore.errors import AccessDeniedError, InvalidInputError, NotFoundError
-from ckptstore.objectstore.credentials import fill_from_environment, find_credentials
+from ckptstore.errors import AccessDeniedError, InvalidInputError, NotFoundError, UnavailableError
+from ckptstore.objectstore import credentials
+from ckptstore.objectstore.credentials import fill_from_environment, fill_from_session, find_credentials
 from ckptstore.objectstore.s3_options import S3Options
 from ckptstore.objectstore.urls import open_store
+from ckptstore.units import MIB
 
 
 def test_the_environment_fills_what_was_not_said_and_never_mixes_credentials():
@@ -86,3 +97,324 @@ def test_a_pickled_store_takes_no_secret_of_the_environment_along(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", HUSH)
     assert HUSH.encode() not in pickle.dumps(open_store(BUCKET))
+
+
+class Issuer:
+    """What hands out temporary credentials, each with a number: a container's agent, an instance, STS, SSO."""
+
+    def __init__(self, server, *, seconds=3600.0):
+        self.server, self.seconds, self.ends = server, seconds, {}
+
+    def next(self):
+        number = len(self.ends) + 1
+        self.ends[f"token-{number}"] = time.time() + self.seconds
+        end = datetime.fromtimestamp(self.ends[f"token-{number}"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {"AccessKeyId": f"key-{number}", "SecretAccessKey": HUSH, "Token": f"token-{number}", "Expiration": end}
+
+    def as_xml(self, action):
+        one = self.next()
+        inner = "".join(f"<{name}>{value}</{name}>" for name, value in one.items()).replace("Token>", "SessionToken>")
+        role = "<AssumedRoleUser><Arn>arn:x</Arn><AssumedRoleId>x</AssumedRoleId></AssumedRoleUser>"
+        result = f"{role}<Credentials>{inner}</Credentials>"
+        return f"<{action}Response><{action}Result>{result}</{action}Result></{action}Response>"
+
+
+@pytest.fixture
+def issuer(no_aws):
+    with Scripted().serving() as server:
+        yield Issuer(server)
+
+
+def who_asked(scripted):
+    """Return the keys and tokens of the requests that a server saw, without repetitions."""
+    seen = {}
+    for _, _, sent in scripted.seen:
+        headers = {name.lower(): value for name, value in sent.items()}
+        key = re.search(r"Credential=([^/]+)/", headers["authorization"])[1]
+        seen[key, headers.get("x-amz-security-token")] = None
+    return list(seen)
+
+
+def ask(scripted, **options):
+    """Ask for an object that is not there."""
+    with pytest.raises(NotFoundError):
+        CALLS["get"](opened(storage_options={"endpoint_url": scripted.endpoint, **options}))
+
+
+def test_a_containers_role_is_found(scripted, issuer, monkeypatch):
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{issuer.server.endpoint}/of-this-task")
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "the task's own")
+    issuer.server.script = lambda *_: (200, json.dumps(issuer.next()))
+    ask(scripted)
+    assert who_asked(scripted) == [("key-1", "token-1")]
+    ((method, path, headers),) = issuer.server.seen
+    assert (method, path, headers["Authorization"]) == ("GET", "/of-this-task", "the task's own")
+
+
+def test_an_instances_role_is_found(scripted, issuer, monkeypatch):
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", issuer.server.endpoint)
+
+    def metadata(method, path, _turn):
+        if method == "PUT":
+            return 200, "the session's token"
+        return 200, "trainer" if path.endswith("/") else json.dumps({"Code": "Success", **issuer.next()})
+
+    issuer.server.script = metadata
+    ask(scripted)
+    assert who_asked(scripted) == [("key-1", "token-1")]
+    assert [path for _, path, _ in issuer.server.seen][-1].endswith("/security-credentials/trainer")
+
+
+def test_a_web_identity_is_exchanged(scripted, issuer, monkeypatch, tmp_path):
+    (tmp_path / "identity").write_text("signed-by-the-cluster")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "identity"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/trainer")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", issuer.server.endpoint)
+    issuer.server.script = lambda *_: (200, issuer.as_xml("AssumeRoleWithWebIdentity"))
+    ask(scripted)
+    assert who_asked(scripted) == [("key-1", "token-1")]
+    (body,) = issuer.server.bodies
+    assert b"WebIdentityToken=signed-by-the-cluster" in body
+
+
+@pytest.mark.parametrize("way", ["option", "AWS_PROFILE"])
+def test_a_role_of_a_profile_is_assumed(scripted, issuer, monkeypatch, no_aws, way):
+    (no_aws / "credentials").write_text(f"[base]\naws_access_key_id=long-lived\naws_secret_access_key={HUSH}\n")
+    (no_aws / "config").write_text(
+        "[profile team]\nrole_arn=arn:aws:iam::123456789012:role/trainer\nsource_profile=base\nregion=eu-west-1\n"
+    )
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", issuer.server.endpoint)
+    issuer.server.script = lambda *_: (200, issuer.as_xml("AssumeRole"))
+    if way == "AWS_PROFILE":
+        monkeypatch.setenv(way, "team")
+    ask(scripted, **({"profile": "team"} if way == "option" else {}))
+    assert who_asked(scripted) == [("key-1", "token-1")]
+    assert "/eu-west-1/s3/" in scripted.seen[0][2]["authorization"]
+    assert who_asked(issuer.server) == [("long-lived", None)]
+
+
+def process(no_aws, code):
+    """Let a profile get its credentials from a process."""
+    (no_aws / "process.py").write_text(code)
+    (no_aws / "config").write_text(f"[default]\ncredential_process = {sys.executable} {no_aws / 'process.py'}\n")
+
+
+def test_a_process_may_hand_out_credentials(scripted, no_aws):
+    said = {"Version": 1, "AccessKeyId": "of-a-process", "SecretAccessKey": HUSH, "SessionToken": "t"}
+    process(no_aws, f"print({json.dumps(json.dumps(said))})")
+    ask(scripted)
+    assert who_asked(scripted) == [("of-a-process", "t")]
+
+
+def test_a_process_that_fails_is_named_and_what_it_said_is_not_shown(scripted, no_aws):
+    process(no_aws, f"import sys; sys.exit({HUSH!r})")
+    with pytest.raises(AccessDeniedError, match="CredentialRetrievalError") as caught:
+        ask(scripted)
+    assert HUSH not in "".join(traceback.format_exception(caught.value))
+    assert "aws sts get-caller-identity" in caught.value.hint
+
+
+def test_whoever_hands_out_credentials_has_a_limit_of_time(scripted, no_aws, monkeypatch):
+    monkeypatch.setattr(credentials, "ASK_SECONDS", 1.0)
+    process(no_aws, "import time; time.sleep(5)")
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match="within 1 s"):
+        CALLS["create"](opened(storage_options={"endpoint_url": scripted.endpoint}))
+    assert time.monotonic() - began < 4
+    assert scripted.seen == []
+
+
+def test_an_agent_that_does_not_answer_is_an_outage_and_no_denial(scripted, issuer, monkeypatch):
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{issuer.server.endpoint}/of-this-task")
+    issuer.server.script = lambda *_: (500, "InternalError")
+    with pytest.raises(UnavailableError, match="container-role"):
+        CALLS["create"](opened(storage_options={"endpoint_url": scripted.endpoint}))
+    assert scripted.seen == []
+
+
+ASK = """
+    import os, sys
+    from ckptstore.errors import CkptStoreError
+    from ckptstore.objectstore.urls import open_store
+    try:
+        open_store("s3://bucket/run", storage_options={"endpoint_url": sys.argv[1]}).get("a", max_bytes=1)
+    except CkptStoreError as error:
+        print(type(error).__name__, error)
+    print(sorted({"botocore", "aiobotocore", "boto3"} & sys.modules.keys()))
+"""
+
+
+def run(home, code, *arguments, **environment):
+    """Run code in a process of its own, at home in a folder; return what it printed."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    environment = {**kept, "HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true", **environment}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return ended.stdout + ended.stderr
+
+
+@pytest.fixture
+def sso(tmp_path):
+    """A home with a profile of SSO, and a function that logs in for so many seconds."""
+    cache = tmp_path / ".aws" / "sso" / "cache"
+    cache.mkdir(parents=True)
+    (tmp_path / ".aws" / "config").write_text(
+        "[profile team]\nsso_session=corp\nsso_account_id=123456789012\nsso_role_name=trainer\nregion=eu-west-1\n"
+        "[sso-session corp]\nsso_start_url=https://corp.example/start\nsso_region=eu-west-1\n"
+    )
+
+    def log_in(seconds):
+        end = datetime.fromtimestamp(time.time() + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        token = {"accessToken": "logged-in", "expiresAt": end, "startUrl": "https://corp.example/start"}
+        (cache / f"{hashlib.sha1(b'corp', usedforsecurity=False).hexdigest()}.json").write_text(json.dumps(token))
+
+    return tmp_path, log_in
+
+
+def test_a_login_by_sso_is_found(scripted, issuer, sso):
+    home, log_in = sso
+    log_in(3600)
+    one = issuer.next()
+    named = {"accessKeyId": one["AccessKeyId"], "secretAccessKey": HUSH, "sessionToken": one["Token"]}
+    said = {"roleCredentials": named | {"expiration": int((time.time() + 3600) * 1000)}}
+    issuer.server.script = lambda *_: (200, json.dumps(said))
+    said = run(home, ASK, scripted.endpoint, AWS_PROFILE="team", AWS_ENDPOINT_URL_SSO=issuer.server.endpoint)
+    assert said.startswith("NotFoundError")
+    assert who_asked(scripted) == [("key-1", "token-1")]
+    ((_, path, headers),) = issuer.server.seen
+    assert path.startswith("/federation/credentials")
+    assert headers.get("x-amz-sso_bearer_token") == "logged-in"
+
+
+def test_a_login_that_has_ended_asks_to_log_in_again(scripted, issuer, sso):
+    home, log_in = sso
+    log_in(-60)
+    said = run(home, ASK, scripted.endpoint, AWS_PROFILE="team", AWS_ENDPOINT_URL_SSO=issuer.server.endpoint)
+    assert re.match(r"AccessDeniedError The login has ended.*`aws sso login", said)
+    assert scripted.seen == []
+
+
+@pytest.mark.parametrize("config", [False, True], ids=["no ~/.aws", "a region said"])
+def test_credentials_of_the_environment_load_no_botocore(scripted, tmp_path, config):
+    said = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": HUSH}
+    if config:
+        (tmp_path / ".aws").mkdir()
+        (tmp_path / ".aws" / "config").write_text("[default]\nregion=eu-west-1\n")
+        said["AWS_REGION"] = "eu-west-1"
+    printed = run(tmp_path, ASK, scripted.endpoint, **said)
+    assert re.fullmatch(r"NotFoundError .*\n\[\]\n", printed)
+    assert who_asked(scripted) == [("k", None)]
+
+
+SERVICES = """
+[default]
+services = mine
+endpoint_url = http://127.0.0.1:9
+[services mine]
+s3 =
+  endpoint_url = {there}
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("[default]\nendpoint_url = {there}\n", True),
+        (SERVICES, True),
+        ("[default]\nignore_configured_endpoint_urls = true\nendpoint_url = {there}\n", False),
+    ],
+    ids=["profile", "services", "ignored"],
+)
+def test_the_endpoint_of_the_configuration_is_found(scripted, no_aws, config, expected):
+    (no_aws / "config").write_text(config.format(there=scripted.endpoint))
+    found = fill_from_session(S3Options(key="k", secret=HUSH))
+    assert (found.endpoint_url == scripted.endpoint) is expected
+    assert found.region_name == "us-east-1"
+
+
+def test_a_token_that_ends_while_an_upload_runs_is_renewed(scripted, issuer, monkeypatch):
+    """Each part goes with the credentials of its own moment, and no part with ended ones."""
+    issuer.seconds = 2.0
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{issuer.server.endpoint}/of-this-task")
+    issuer.server.script = lambda *_: (200, json.dumps(issuer.next()))
+
+    def script(method, path, turn):
+        token = scripted.seen[turn][2]["x-amz-security-token"]
+        if issuer.ends[token] + 0.5 < time.time():
+            return 400, "ExpiredToken"
+        there = (*THERE[:2], ("Content-Length", str(20 * MIB)), *THERE[3:])
+        done = (200, "<R><ETag>e-2</ETag></R>")
+        return multipart(method, path, lambda method: there if method == "HEAD" else done)
+
+    scripted.script = script
+    store = opened(storage_options={"endpoint_url": scripted.endpoint})
+    with store.open_upload("shard", size=20 * MIB) as begun:
+        for _ in range(4):
+            begun.write(bytes(5 * MIB))
+            time.sleep(1.2)
+        assert begun.complete().size == 20 * MIB
+    assert len(who_asked(scripted)) >= 3
+
+
+def test_a_renewal_that_fails_matters_only_when_the_old_credentials_end(scripted, issuer, monkeypatch):
+    """botocore asks early; until the end, what it has is good."""
+    issuer.seconds = 6.0
+    monkeypatch.setattr(credentials, "_ASK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{issuer.server.endpoint}/of-this-task")
+    # botocore asks twice in the beginning: what it gets ends too soon for its taste.
+    issuer.server.script = lambda _method, _path, turn: (200, json.dumps(issuer.next())) if turn < 2 else None
+    store = opened(storage_options={"endpoint_url": scripted.endpoint})
+    with pytest.raises(NotFoundError):
+        CALLS["get"](store)
+    assert who_asked(scripted) == [("key-2", "token-2")]
+    said = NotFoundError
+    while said is NotFoundError:
+        with pytest.raises((NotFoundError, UnavailableError)) as caught:
+            store.get("a", max_bytes=1)
+        said = caught.type
+    assert "container-role" in str(caught.value)
+    assert time.time() > issuer.ends["token-2"] - 1
+
+
+def refuses(scripted, old):
+    """Let a server take every token but one."""
+
+    def script(_method, _path, turn):
+        ended = scripted.seen[turn][2].get("x-amz-security-token") == old
+        return (400, "ExpiredToken") if ended else (404, "NoSuchKey")
+
+    scripted.script = script
+
+
+def test_a_token_that_the_server_calls_ended_is_a_denial_that_says_what_to_do(scripted, no_aws, monkeypatch):
+    """And what is exported then counts from the next request on."""
+    for name, value in (("ACCESS_KEY_ID", "k"), ("SECRET_ACCESS_KEY", HUSH), ("SESSION_TOKEN", "old")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    refuses(scripted, "old")
+    store = opened(storage_options={"endpoint_url": scripted.endpoint})
+    with pytest.raises(AccessDeniedError, match="ExpiredToken") as caught:
+        CALLS["get"](store)
+    assert "Log in again" in caught.value.hint
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "new")
+    with pytest.raises(NotFoundError):
+        CALLS["get"](store)
+    assert who_asked(scripted) == [("k", "old"), ("k", "new")]
+
+
+def test_a_file_of_credentials_that_was_renewed_counts_from_the_next_request_on(scripted, no_aws):
+    def write(token):
+        (no_aws / "credentials").write_text(
+            f"[default]\naws_access_key_id=k\naws_secret_access_key={HUSH}\naws_session_token={token}\n"
+        )
+
+    write("old")
+    refuses(scripted, "old")
+    store = opened(storage_options={"endpoint_url": scripted.endpoint})
+    for call in ("get", "create"):
+        with pytest.raises(AccessDeniedError):
+            CALLS[call](store)
+    write("new")
+    with pytest.raises(NotFoundError):
+        CALLS["get"](store)
+    assert who_asked(scripted) == [("k", "old"), ("k", "new")]

@@ -34,11 +34,17 @@ class TestLocal(StoreConformance):
 
 @pytest.mark.servers
 class TestObstoreOnSeaweedFS(StoreConformance):
-    tells_uploads = False
-
     @pytest.fixture
     def open_again(self, s3_url):
         return lambda: open_store(s3_url, transfer=PARTS)
+
+
+@pytest.mark.servers
+class TestObstoreOnMoto(StoreConformance):
+    @pytest.fixture
+    def open_again(self, moto_server):
+        url, options = moto_server.url(f"tests/{secrets.token_hex(8)}/run"), moto_server.options()
+        return lambda: open_store(url, storage_options=options, transfer=PARTS)
 
 
 class OnMemory(StoreConformance):

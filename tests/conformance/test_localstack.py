@@ -11,10 +11,14 @@ import urllib.request
 from pathlib import Path
 
 import botocore.exceptions
+import obstore
 import pytest
+from obstore.store import AzureStore
 
 from ckptstore.objectstore.urls import open_store
 from localstack.__main__ import SERVERS
+from localstack.azurite import COMMAND, INSTALL, find_azurite
+from localstack.guarded import ServerFailedError
 from localstack.seaweedfs import SeaweedFS
 
 pytestmark = pytest.mark.servers
@@ -22,7 +26,11 @@ pytestmark = pytest.mark.servers
 NEEDED = {
     "s3": {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION"},
     "gs": {"STORAGE_EMULATOR_HOST"},
+    "az": {"AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING"},
 }
+# Azurite comes by npm, not with our packages.
+NO_AZURITE = pytest.mark.skipif(find_azurite() is None, reason=f"There is no `{COMMAND}` command here. Run: {INSTALL}")
+KINDS = [pytest.param(kind, marks=NO_AZURITE) if kind == "azure" else kind for kind in SERVERS]
 S3_KINDS = [name for name, kind in SERVERS.items() if kind.scheme == "s3"]
 
 
@@ -42,7 +50,7 @@ class Started:
             self.said += line
             if line.startswith("# ready"):
                 break
-        self.exported = dict(re.findall(r"^export (\w+)=(\S+)$", self.said, re.MULTILINE))
+        self.exported = dict(re.findall(r"^export (\w+)=(.+)$", self.said, re.MULTILINE))
 
     def close(self):
         self.process.kill()
@@ -83,7 +91,7 @@ def wait_until(true, seconds=20):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_it_prints_is_where_it_is_and_it_stops_clean(start, kind):
     started = start(kind)
     scheme = SERVERS[kind].scheme
@@ -113,7 +121,7 @@ def test_its_exports_are_what_a_store_needs_and_no_socket_of_it_stays(start, mon
     assert not list(Path("/tmp").glob(f"seaweedfs-*{port}.sock"))  # noqa: S108  (as above)
 
 
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_it_dies_with_its_parent_even_if_that_is_killed(start, kind):
     started = start(kind)
     started.process.kill()
@@ -121,7 +129,7 @@ def test_it_dies_with_its_parent_even_if_that_is_killed(start, kind):
     wait_until(lambda: not list(started.folder.iterdir()))
 
 
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_server_dies_with_its_guard(start, kind):
     started = start(kind)
     guard = min(processes_of(started.folder / "ckptstore-"))
@@ -208,3 +216,35 @@ def test_gcsfs_finds_fake_gcs_by_the_environment_and_does_not_wait(gs_url):
         "fs.pipe_file(path, b'x'); assert fs.cat_file(path) == b'x'; assert time.monotonic() - began < 30"
     )
     subprocess.run([sys.executable, "-c", code, gs_url], check=True, timeout=60)
+
+
+@NO_AZURITE
+def test_azurite_keeps_what_it_has_makes_a_blob_once_and_believes_no_other_key(azurite, monkeypatch):
+    client, blob = azurite.client(), f"{azurite.bucket}/kept/a b"
+    assert client.send("PUT", blob, body=b"hello").status == 201
+    again = client.send("PUT", blob, body=b"again", headers={"If-None-Match": "*"})
+    assert (again.status, again.headers["x-ms-error-code"]) == (409, "BlobAlreadyExists")
+    azurite.restart()
+    assert client.send("GET", blob).body == b"hello"
+    listed = client.send("GET", azurite.bucket, query={"restype": "container", "comp": "list", "prefix": "kept/"})
+    assert b"<Name>kept/a b</Name>" in listed.body
+    monkeypatch.setattr("localstack.azurite.KEY", "c29tZXRoaW5nIGVsc2U=")
+    assert client.send("GET", blob).status == 403
+
+
+@NO_AZURITE
+def test_obstore_finds_azurite_by_the_environment(az_url):
+    container, _, path = az_url.removeprefix("az://").partition("/")
+    store = AzureStore(container)
+    obstore.put(store, path, b"x")
+    assert bytes(obstore.get(store, path).bytes()) == b"x"
+
+
+def test_a_server_that_is_not_installed_says_how_to_install_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr("localstack.azurite.BESIDE", tmp_path / "none")
+    monkeypatch.delenv("CKPTSTORE_AZURITE", raising=False)
+    for kind, how in (("moto", "pip install"), ("azure", "npm install")):
+        with pytest.raises(ServerFailedError, match=how), SERVERS[kind]():
+            pass

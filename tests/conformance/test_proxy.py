@@ -4,6 +4,7 @@ The servers are real and the clients plain.
 """
 
 import contextlib
+import gc
 import http.client
 import json
 import os
@@ -267,10 +268,9 @@ def test_a_reset_reaches_the_client_and_nothing_reaches_the_server(through):
     assert through.landed("a") is None
 
 
-@pytest.mark.parametrize("seconds", [1.0])
-def test_a_delay_before_holds_the_request_back_and_one_after_only_the_answer(through, seconds):
+def test_a_delay_before_holds_the_request_back_and_one_after_only_the_answer(through):
     with ThreadPoolExecutor(1) as threads:
-        for key, before in (("before", True), ("after", False)):
+        for key, before, seconds in (("before", True, 1.0), ("after", False, 3.0)):
             with through.proxy.rule(Delay(seconds, before=before)):
                 began = time.monotonic()
                 put = threads.submit(through.put, key)
@@ -431,8 +431,9 @@ def test_the_bandwidth_is_for_all_connections_together_and_both_directions(throu
     assert 0.8 < time.monotonic() - began < 10
     through.proxy.bytes_per_second = None
     began = time.monotonic()
-    through.get("a")
-    assert time.monotonic() - began < 0.5
+    for _ in range(20):  # they took 10 s
+        through.get("a")
+    assert time.monotonic() - began < 8
 
 
 @pytest.fixture
@@ -488,6 +489,7 @@ def test_the_end_ends_everything(seaweedfs):
     def serving():
         return [thread for thread in threading.enumerate() if thread.name == "proxy"]
 
+    gc.collect()
     others, files = len(serving()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (a number)
     with Proxy(seaweedfs.endpoint) as proxy:
         through = Through(seaweedfs, proxy)
@@ -511,4 +513,4 @@ def test_the_end_ends_everything(seaweedfs):
         socket.create_connection((host.hostname, host.port), 5)
     through.close()
     assert len(serving()) == others
-    assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208  (as above)
+    assert len(os.listdir("/proc/self/fd")) <= files  # noqa: PTH208  (as above)

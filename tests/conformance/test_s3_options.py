@@ -14,8 +14,8 @@ from scripted import CALLS, HUSH, Scripted, answers, multipart, opened, upload
 
 from ckptstore.errors import CkptStoreError, InvalidInputError, NotFoundError, UnsupportedError
 from ckptstore.objectstore.credentials import fill_from_environment
-from ckptstore.objectstore.obstore_s3 import endpoint_for, is_private
 from ckptstore.objectstore.port import PutMode
+from ckptstore.objectstore.s3_endpoint import endpoint_for, is_private
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options
 from ckptstore.units import MIB
 

@@ -30,7 +30,8 @@ from ckptstore.protocol.log import RunLog
 from ckptstore.testing import simulated
 from ckptstore.testing.faults import Fault, FaultyStore
 
-QUICK = Scope(quick=True)
+QUICK = Scope(multipart=False, network=False)
+ALL_BUT_SPEED = Scope(network=False)
 STORE_CHECKS = [
     "absent key",
     "create once",
@@ -139,7 +140,7 @@ def test_a_lost_tail_and_a_damaged_log_are_failures():
     ],
 )
 def test_a_store_that_would_lose_checkpoints_is_found_out(kind, failing):
-    report = examine(kind(MemoryStore("memory://odd")))
+    report = examine(kind(MemoryStore("memory://odd")), scope=ALL_BUT_SPEED)
     assert {check.name for check in report.failed} == failing
     assert report.refuses_writing
     assert all(check.hint and check.error.code == "unsupported" for check in report.failed)
@@ -180,7 +181,7 @@ def test_a_store_that_denies_what_is_absent_refuses_writing():
     ],
 )
 def test_a_missing_permission_is_told_alone_with_what_will_not_work(denied, role, verdict):
-    report = examine(Denies(MemoryStore("s3://bucket/run"), denied), scope=Scope(role=role))
+    report = examine(Denies(MemoryStore("s3://bucket/run"), denied), scope=Scope(role=role, network=False))
     check = report.find("permission", denied)
     assert check.verdict == verdict
     assert "without it" in check.message
@@ -268,7 +269,7 @@ def test_after_an_interrupt_anywhere_nothing_is_left():
     for at in range(1, 200):
         store = MemoryStore()
         try:
-            examine(Interrupted(store, at))
+            examine(Interrupted(store, at), scope=ALL_BUT_SPEED)
         except KeyboardInterrupt:
             assert left_in(store) == []
             assert list(store.list_uploads("")) == []
@@ -319,5 +320,5 @@ def test_every_check_is_told_when_it_begins_and_ends():
 def test_a_scope_that_makes_no_sense_is_refused():
     with pytest.raises(InvalidInputError, match="no role"):
         Scope(role="king")
-    with pytest.raises(InvalidInputError, match="quick"):
-        Scope(quick="yes")
+    with pytest.raises(InvalidInputError, match="network"):
+        Scope(network="yes")

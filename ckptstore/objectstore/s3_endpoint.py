@@ -1,0 +1,54 @@
+"""Where a bucket's requests go, and who could change them on the way."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.s3_options import S3Options
+
+DEFAULT_REGION = "us-east-1"
+_HOST_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def endpoint_for(options: S3Options, bucket: str) -> tuple[str, bool]:
+    """Return the URL that a bucket's requests go to, and whether the bucket is part of its host's name.
+
+    Raises:
+        InvalidInputError: The bucket was to be part of a host's name, and cannot be.
+    """
+    can = bool(_HOST_LABEL.fullmatch(bucket))
+    if options.endpoint_url is None:
+        region = options.region_name or DEFAULT_REGION
+        china = ".cn" if region.startswith("cn-") else ""
+        endpoint = f"{'https' if options.use_ssl else 'http'}://s3.{region}.amazonaws.com{china}"
+        wanted = options.addressing_style == "virtual" or (options.addressing_style == "auto" and can)
+    else:
+        endpoint, wanted = options.endpoint_url.rstrip("/"), options.addressing_style == "virtual"
+        can = can and not _is_address(urlsplit(endpoint).hostname or "")
+    if not wanted:
+        return endpoint, False
+    if not can:
+        raise InvalidInputError(
+            f"The bucket {bucket} cannot be part of this endpoint's host name.", hint="Pass addressing_style='path'."
+        )
+    scheme, _, rest = endpoint.partition("://")
+    return f"{scheme}://{bucket}.{rest}", True
+
+
+def is_private(endpoint: str, options: S3Options) -> bool:
+    """Return whether nobody on the way to `endpoint` can change a byte: checked TLS, or this machine's loopback."""
+    if urlsplit(endpoint).scheme == "https" and options.verify is not False:
+        return True
+    host = urlsplit(endpoint).hostname or ""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
