@@ -24,7 +24,7 @@ from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import RetryOptions, TransferOptions
 
-IMPATIENT = TransferOptions(part_bytes=PART_BYTES, retry=RetryOptions(attempts=3, deadline_seconds=20.0))
+IMPATIENT = TransferOptions(part_bytes=PART_BYTES, retry=RetryOptions(attempts=2, stall_timeout_seconds=10.0))
 """Parts of which two are uploaded, and tries that soon come to an end: whoever asks is waiting."""
 
 WORST_FIRST = (Exit.UNSUPPORTED, Exit.STORE, Exit.BAD)
