@@ -16,6 +16,8 @@ SERVERS = {
     "rclone": "rclone",
     "juicefs": "juicefs",
     "fakegcs": "fake_gcs",
+    "book": "by_the_book",
+    "azurite": "azurite",
 }
 """The fixture of each server."""
 
