@@ -16,12 +16,17 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-## make demo           train, kill a rank during a save, resume on fewer ranks (STORE=file or STORE=s3)
+# Azurite comes by npm. Where there is none, the tests of az:// are skipped and say so.
+$(VENV)/.azurite: $(VENV)/.ready
+	if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(VENV)/node azurite@3.35.0; fi
+	touch $@
+
+## make demo           train, kill a rank during a save, resume on fewer ranks (STORE=file, s3, s3fs, gcs)
 demo: $(VENV)/.ready
 	$(BIN)/python -m examples.demo --store $(STORE)
 
 ## make test           lint, types, import contract and the whole suite
-test: lint
+test: lint $(VENV)/.azurite
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 ## make lint           format, lint, types, import contract
@@ -32,11 +37,11 @@ lint: $(VENV)/.ready
 	$(BIN)/lint-imports
 
 ## make slow           the slow set: 8 ranks, a tensor of 6 GiB
-slow: $(VENV)/.ready
+slow: $(VENV)/.ready $(VENV)/.azurite
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
 ## make table          run the conformance suite on every engine and write its table into ckptstore/objectstore/README.md
-table: $(VENV)/.ready
+table: $(VENV)/.ready $(VENV)/.azurite
 	$(BIN)/python tests/conformance/table.py
 
 clean:

@@ -1,15 +1,17 @@
 """Google's resumable uploads as their manual has them, with faults: fake-gcs-server takes a question for the end.
 
-Answers what the engine asks (buckets, objects, uploads of the types `multipart` and `resumable`), and keeps everything
-in memory. `refuse` decides about each request before it is looked at; `faults` are for the requests of an upload, one
-after the other.
+Answers what the engine asks (buckets, objects, listings, uploads of the types `multipart` and `resumable`), and keeps
+everything in memory. `refuse` decides about each request before it is looked at; `faults` are for the requests of an
+upload, one after the other.
 """
 
 import base64
 import hashlib
 import json
+import math
 import re
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -34,6 +36,8 @@ class Gcs(ThreadingHTTPServer):
         wrong: The Content-Range of chunks that do not follow the last one, or have a size that none may have.
         said_to_be: The credentials of all requests.
         paid_by: The projects that all requests are to be paid by.
+        seconds_between_writes: How long after a write the same object takes no other one; the service says: a second.
+        too_soon: The names of the objects whose writes were refused for that.
     """
 
     daemon_threads = True
@@ -43,6 +47,8 @@ class Gcs(ThreadingHTTPServer):
         self.bucket, self.layout, self.objects, self.sessions = {"locationType": "region"}, None, {}, {}
         self.refuse, self.faults, self.seen, self.wrong = lambda _method, _path: None, [], [], []
         self.said_to_be, self.paid_by = set(), set()
+        self.seconds_between_writes, self.too_soon, self._written = 0.0, [], {}
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
 
     @property
@@ -57,6 +63,23 @@ class Gcs(ThreadingHTTPServer):
         self.shutdown()
         self._thread.join(10)
         self.server_close()
+
+    def takes_writes_of(self, name):
+        with self._lock:
+            now = time.monotonic()
+            if now - self._written.get(name, -math.inf) < self.seconds_between_writes:
+                self.too_soon.append(name)
+                return False
+            self._written[name] = now
+            return True
+
+    def store(self, name, body, *, create=False):
+        """Store an object, and return whether it was; `create`: unless there is one."""
+        with self._lock:
+            if create and name in self.objects:
+                return False
+            self.objects[name] = body
+            return True
 
     def described(self, name):
         body = self.objects[name]
@@ -88,13 +111,18 @@ class _Exchange(BaseHTTPRequestHandler):
         _, _, _, _, bucket, *rest = parts.path.split("/")
         if self.server.bucket is None or bucket != "bucket":
             return self._refused(404, "notFound")
+        return self._bucket(rest)
+
+    do_GET = do_PUT = do_POST = do_DELETE = _exchange  # noqa: N815  (http.server's names)
+
+    def _bucket(self, rest):
         if not rest:
             return self._say(200, self.server.bucket)
         if rest == ["storageLayout"] and self.server.layout is not None:
             return self._say(200, self.server.layout)
+        if rest == ["o"]:
+            return self._list()
         return self._object(unquote(rest[1])) if len(rest) > 1 else self._refused(404, "notFound")
-
-    do_GET = do_PUT = do_POST = do_DELETE = _exchange  # noqa: N815  (http.server's names)
 
     def _object(self, name):
         if name not in self.server.objects:
@@ -102,7 +130,18 @@ class _Exchange(BaseHTTPRequestHandler):
         if self.command == "DELETE":
             del self.server.objects[name]
             return self._say(204)
-        return self._say(200, self.server.described(name))
+        if self.query.get("alt") != "media":
+            return self._say(200, self.server.described(name))
+        body, wanted = bytes(self.server.objects[name]), self.headers.get("Range")
+        if wanted is None:
+            return self._say(200, body)
+        first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", wanted).groups())
+        return self._say(206, body[first : last + 1]) if first < len(body) else self._refused(416, "invalid")
+
+    def _list(self):
+        names = sorted(name for name in list(self.server.objects) if name.startswith(self.query.get("prefix", "")))
+        after = [name for name in names if name >= self.query.get("startOffset", "")]
+        return self._say(200, {"items": [self.server.described(name) for name in after]})
 
     def _begin(self):
         fault = self._fault()
@@ -113,9 +152,11 @@ class _Exchange(BaseHTTPRequestHandler):
             _, described, body, _ = self.body.split(b"--" + boundary)
             name = json.loads(described.partition(b"\r\n\r\n")[2])["name"]
             body = body.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
-            if self.query.get("ifGenerationMatch") == "0" and name in self.server.objects:
+            if not self.server.takes_writes_of(name):
+                return self._refused(429, "rateLimitExceeded")
+            create = self.query.get("ifGenerationMatch") == "0"
+            if not self.server.store(name, _flipped(body) if fault == "flipped" else body, create=create):
                 return self._refused(412, "conditionNotMet")
-            self.server.objects[name] = _flipped(body) if fault == "flipped" else body
             return self._hang_up() if fault == "lost" else self._say(200, self.server.described(name))
         upload_id = str(len(self.server.sessions))
         self.server.sessions[upload_id] = (json.loads(self.body)["name"], bytearray())
@@ -164,7 +205,7 @@ class _Exchange(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _say(self, status, said=None, headers=None):
-        body = b"" if said is None else json.dumps(said).encode()
+        body = b"" if said is None else said if isinstance(said, bytes) else json.dumps(said).encode()
         self.send_response(status)
         for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
             self.send_header(name, value)

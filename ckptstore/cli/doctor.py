@@ -94,7 +94,8 @@ def doctor(  # noqa: PLR0913  (an option each)
     )
     if policy is not None:
         print_json(bucket_policy(_opened(url).url, get_args(Role) if policy == EVERYBODY else [_role(policy)]))
-        print_note(POLICY_NOTES)
+        for line in POLICY_NOTES.splitlines():
+            print_note(line)
         return Exit.FINE
     if uploads:
         older = duration(older_than or "24h")

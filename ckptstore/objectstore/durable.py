@@ -28,7 +28,7 @@ from ckptstore.errors import (
 TEMPORARY = ".ckptstore-tmp-"
 
 # The one table of this engine's foreign errors. Where they are raised, nothing has been published yet.
-_ERRORS: dict[int, type[CkptStoreError]] = {
+KIND_BY_ERRNO: dict[int, type[CkptStoreError]] = {
     errno.ENOENT: NotFoundError,
     errno.ENOTDIR: NotFoundError,
     errno.EISDIR: NotFoundError,
@@ -217,7 +217,7 @@ class Temporary:
 
 def translated(error: OSError, path: Path) -> CkptStoreError:
     """Return our error for the system's, with the path and the number."""
-    kind = _ERRORS.get(error.errno or 0, UnavailableError)
+    kind = KIND_BY_ERRNO.get(error.errno or 0, UnavailableError)
     name = errno.errorcode.get(error.errno or 0, "no number")
     hint = "Make room there, and try again." if error.errno in _FULL else ""
     return kind(f"{path}: {error.strerror or error} ({name}).", hint=hint, path=str(path), errno=error.errno)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from ckptstore.errors import InvalidInputError
 
+LARGEST_END = 2**62
+
 
 def fault_of_segments(text: str) -> str | None:
     """Return why `text` (segments joined by `/`) is no path in plain form, or None if it is one."""
@@ -51,11 +53,14 @@ def checked_prefix(prefix: str) -> str:
     return prefix
 
 
-def checked_range(key: str, start: int, length: int) -> None:
-    """Check that a range is not negative and not empty.
+def checked_range(key: str, start: int, length: int) -> int:
+    """Return where a range ends, the byte after its last one.
+
+    No object is as long as `LARGEST_END`: more is asked of no server, because some compute with what they are asked.
 
     Raises:
-        InvalidInputError: It is.
+        InvalidInputError: The range is negative or empty.
     """
     if start < 0 or length < 1:
         raise InvalidInputError(f"{key} cannot be read from {start} for {length} bytes.", key=key)
+    return max(start + 1, min(start + length, LARGEST_END))

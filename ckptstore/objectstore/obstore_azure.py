@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.objectstore.answers import Request
@@ -153,6 +153,11 @@ class AzureContainer:
     def reach(self) -> AzureReached:
         """See `Service`. obstore itself finds and renews credentials."""
         return AzureReached(self._container, self._options)
+
+    def get_range(self, path: str, start: int, end: int, request: Request, *, seconds: float) -> NoReturn:
+        """See `Service`."""
+        del path, start, end, seconds
+        raise UnsupportedError(f"{request.url} is not served in parts.", key=request.key)
 
     def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
         """See `Service`. Azure does not tell of blocks that belong to no blob."""

@@ -20,6 +20,7 @@ from ckptstore.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     CkptStoreError,
+    IntegrityError,
     InvalidInputError,
     NotFoundError,
     StalledError,
@@ -45,6 +46,8 @@ _KIND = re.compile(r"\bkind: (\w{1,32})\b")
 _ELAPSED = re.compile(r"\bin (\d+(?:\.\d+)?)(ns|µs|ms|s)\b")
 # One piece of an upload: whatever becomes of it, nothing is published.
 _PIECE = re.compile(r"\bperforming (?:PUT|POST) \S+[?&](?:partNumber=|uploads\b|comp=block&)")
+# The answer holds other bytes than were asked for: the object ends before them.
+_SHORT = re.compile(r"\b(?:InvalidRangeRequest|ParseContentRange)\b")
 _PAGE = re.compile(r"<!doctype html|<html\b", re.IGNORECASE)
 _NO_CREDENTIALS = "External AWS credential provider"
 
@@ -140,6 +143,8 @@ def _read(error: Exception, text: str, limit: float) -> Answer:
         answer = Answer(code=code, kind=ours)
     elif ours is not None:
         answer = Answer(kind=ours, reason=type(error).__name__)
+    elif _SHORT.search(text):
+        answer = Answer(kind=IntegrityError, reason="the object ends before what was asked for")
     else:
         answer = _read_silence(text, limit)
     return replace(answer, ambiguous=ambiguous)
@@ -153,6 +158,8 @@ def _read_silence(text: str, limit: float) -> Answer:
     what = _find(_KIND, text) or ""
     if what == "Timeout":
         return Answer(reason=f"no answer in {limit:g} s")
+    if "NotPartial" in text:
+        return Answer(kind=UnsupportedError, reason="a piece was asked for, and its answer says that it is the whole")
     if "HTTP error" in text:
         return Answer(reason=_BY_KIND.get(what, "no answer"))
     return Answer(reason="an answer that is none of an object store")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.objectstore.answers import Request
@@ -67,6 +67,11 @@ class GcsBucket:
     def reach(self) -> GcsReached:
         """See `Service`. obstore itself finds and renews credentials."""
         return GcsReached(self._bucket, self._said, self._access)
+
+    def get_range(self, path: str, start: int, end: int, request: Request, *, seconds: float) -> NoReturn:
+        """See `Service`."""
+        del path, start, end, seconds
+        raise UnsupportedError(f"{request.url} is not served in parts.", key=request.key)
 
     def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
         """See `Service`. obstore cannot."""

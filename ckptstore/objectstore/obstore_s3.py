@@ -133,6 +133,13 @@ class S3Bucket:
         """See `Service`."""
         return S3Reached(self._bucket, fill_from_session(self.options))
 
+    def get_range(self, path: str, start: int, end: int, request: Request, *, seconds: float) -> bytes:
+        """See `Service`."""
+        from ckptstore.objectstore.s3_requests import range_of  # noqa: PLC0415  (only for what obstore cannot do)
+
+        place = self._place(path, seconds)
+        return place.client.run(request, lambda: range_of(place, request, start, end))
+
     def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
         """See `Service`. obstore cannot, aiobotocore can."""
         from ckptstore.objectstore import s3_pending  # noqa: PLC0415  (only for what obstore cannot do)

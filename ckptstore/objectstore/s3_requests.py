@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
-from ckptstore.errors import OutcomeUnknownError, StalledError, UnavailableError
+from ckptstore.errors import IntegrityError, OutcomeUnknownError, StalledError, UnavailableError, UnsupportedError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.patience import Patience
 from ckptstore.objectstore.port import ObjectInfo
 from ckptstore.objectstore.s3_client import S3Client, within
-from ckptstore.objectstore.s3_errors import NoAnswerError, translating
+from ckptstore.objectstore.s3_errors import NoAnswerError, NotS3Error, translating
 from ckptstore.options import RetryOptions
 from ckptstore.units import MIB
 
@@ -81,6 +81,31 @@ async def read_body(place: S3Place, body: Any, *, size: int | None, at_most: int
     if size is not None and held < min(size, limit):
         raise ConnectionError
     return b"".join(pieces)
+
+
+async def range_of(place: S3Place, request: Request, start: int, end: int) -> bytes:
+    """Return the bytes of an object from `start` up to `end`, or fewer if it ends before.
+
+    What comes is judged by the range that it says to be, not by its status: some servers call it the whole object.
+
+    Raises:
+        IntegrityError: The object ends before `end`.
+        UnsupportedError: The server sent the whole object.
+        Exception: Whatever aiobotocore raises; see `translating`.
+    """
+    answer = await place.send("get_object", Range=f"bytes={start}-{end - 1}")
+    size, said = answer.get("ContentLength"), answer.get("ContentRange")
+    fault: Exception | None = None
+    if said is None and (start, size) != (0, end):
+        fault = UnsupportedError(f"{request.url} is not served in parts.", key=request.key)
+        if size is not None and end > size:
+            fault = IntegrityError(f"{request.key} ends before {end}.", key=request.key)
+    elif said is not None and not said.startswith(f"bytes {start}-"):
+        fault = NotS3Error()
+    if fault is not None:
+        answer["Body"].close()
+        raise fault
+    return await read_body(place, answer["Body"], size=size, at_most=end - start)
 
 
 async def head_of(place: S3Place, key: str) -> ObjectInfo:

@@ -67,7 +67,7 @@ class S3Upload:
         self._parts = _Parts(place, request, transfer, checksum_algorithm)
         self._size, self._written = size, 0
         self._filling = bytearray()
-        self._has_ended = False
+        self._has_ended, self._is_whole = False, True
         self._process = os.getpid()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -94,6 +94,8 @@ class S3Upload:
         Raises:
             InvalidInputError: The bytes written are not as many as were announced.
             OutcomeUnknownError: The object may or may not be there.
+            UnavailableError: A part could not be sent. Nothing is published.
+            StalledError: A part was not answered in time, however often it was tried.
 
         If killed: the whole object, or none under its key; perhaps an incomplete upload.
         """
@@ -131,8 +133,10 @@ class S3Upload:
 
     def _send(self) -> None:
         part, self._filling = self._filling, bytearray()
+        self._is_whole = False  # until the part is on its way: it could be lost by an interrupt
         said = checksum(self._algorithm, part)
         self._run(lambda: self._parts.admit(part, said))
+        self._is_whole = True
 
     def _run(self, work: Callable[[], Awaitable[Result]]) -> Result:
         return self._parts.place.client.run(self._request, work)
@@ -163,6 +167,10 @@ class S3Upload:
             )
         if self._has_ended:
             raise InvalidInputError(f"The upload of {self._request.key} has ended.", key=self._request.key)
+        if not self._is_whole:
+            raise UnavailableError(
+                f"A part of {self._request.url} was not sent.", hint="Begin this upload again.", key=self._request.key
+            )
         if not fits:
             raise InvalidInputError(
                 f"The upload of {self._request.key} was announced with {self._size} bytes and has {written}.",

@@ -49,8 +49,8 @@ def open_store(
     """Return the store at `url`, the root of a run. Nothing is created, and nothing is sent.
 
     Args:
-        url: A path, or `file://`, `memory://` or `s3://`. A plain path may begin with `.` or `..`, which mean what they
-            mean in a shell; apart from that nothing in it is interpreted.
+        url: A path, or `file://`, `memory://`, `s3://`, `gs://`, `az://`, or what fsspec knows. A plain path may begin
+            with `.` or `..`, which mean what they mean in a shell; apart from that nothing in it is interpreted.
         engine: What moves the bytes; by default the first one known for the scheme.
         storage_options: The engine's own settings, by the usual names. Names that it does not know are refused.
         transfer: How large objects are moved.
@@ -61,7 +61,7 @@ def open_store(
         UnsupportedError: The engine's package is not installed.
     """
     scheme, path = _split(url)
-    engines = _ENGINES[scheme]
+    engines = _ENGINES.get(scheme, _ANY)
     if engine is not None and engine not in engines:
         raise InvalidInputError(
             f"The engine {engine!r} does not serve {scheme}://.", hint=f"It is served by: {', '.join(engines)}."
@@ -81,8 +81,11 @@ def _split(url: str | os.PathLike[str]) -> tuple[str, str]:
     if match is None:
         return "file", _plain_path(text)
     scheme, path = match[1].lower(), match[2]
-    if scheme not in _ENGINES:
-        raise InvalidInputError(f"The scheme {scheme}:// is not known.", hint=_known(), scheme=scheme)
+    if scheme in _ALSO_CALLED:
+        raise InvalidInputError(
+            f"{scheme}:// is called {_ALSO_CALLED[scheme]}:// here.",
+            hint=f"Write {_ALSO_CALLED[scheme]}://: one run must not have two names.",
+        )
     if scheme == "file":
         if not path.startswith("/"):
             raise InvalidInputError("A file:// URL needs an absolute path.", hint="Write file:///path/to/run.")
@@ -117,12 +120,13 @@ def _checked(path: str) -> str:
     path = path.removesuffix("/")
     fault = fault_of_segments(path) if path else None
     if fault is not None:
-        raise InvalidInputError(f"The path {path!r} cannot be a run's root: {fault}.", hint=_known(), path=path)
+        shown = path.rpartition("@")[2]  # without a user and a password
+        raise InvalidInputError(f"The path {shown!r} cannot be a run's root: {fault}.", hint=_known(), path=shown)
     return path
 
 
 def _known() -> str:
-    return f"Known are plain paths and {', '.join(f'{scheme}://' for scheme in _ENGINES)}."
+    return f"Known are plain paths, {', '.join(f'{scheme}://' for scheme in _ENGINES)}, and what fsspec knows."
 
 
 def _refuse_options(place: _Place) -> None:
@@ -171,6 +175,12 @@ def _open_gcsfs(place: _Place) -> ObjectStore:
     return GcsfsStore(*_bucket_of(place), options=place.options, transfer=place.transfer)
 
 
+def _open_fsspec(place: _Place) -> ObjectStore:
+    with _needing(place, "fsspec"):
+        from ckptstore.objectstore.via_fsspec import FsspecStore  # noqa: PLC0415  (only the engine asked for)
+    return FsspecStore(place.scheme, place.path, options=place.options, transfer=place.transfer)
+
+
 @contextlib.contextmanager
 def _needing(place: _Place, extra: str) -> Iterator[None]:
     try:
@@ -194,9 +204,11 @@ _AT_HAND = ("local", "memory")
 """Engines with no network between: what they refuse, they refuse again."""
 
 _ENGINES: dict[str, dict[str, Callable[[_Place], ObjectStore]]] = {
-    "file": {"local": _open_local},
-    "memory": {"memory": _open_memory},
+    "file": {"local": _open_local, "fsspec": _open_fsspec},
+    "memory": {"memory": _open_memory, "fsspec": _open_fsspec},
     "s3": {"obstore": _open_obstore, "s3fs": _open_s3fs},
     "gs": {"gcsfs": _open_gcsfs, "obstore": _open_obstore},
-    "az": {"obstore": _open_obstore},
+    "az": {"obstore": _open_obstore, "fsspec": _open_fsspec},
 }
+_ANY = {"fsspec": _open_fsspec}
+_ALSO_CALLED = {"gcs": "gs", "s3a": "s3", "local": "file"}

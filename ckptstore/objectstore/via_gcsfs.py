@@ -27,7 +27,6 @@ from ckptstore.units import MIB
 PAGE_KEYS = 1000
 SLOWEST_BYTES_PER_SECOND = MIB  # of all that is on its way at once
 MAX_PAGE_BYTES = 16 * MIB
-_LARGEST_END = 2**63 - 1
 _PARTIAL, _NOT_FOUND = 206, 404
 
 
@@ -91,9 +90,8 @@ class GcsfsStore:
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
-        checked_range(key, start, length)
-        end = min(start + length - 1, _LARGEST_END)
-        reply = self._read(key, length, {"Range": f"bytes={start}-{end}"})
+        end = checked_range(key, start, length)
+        reply = self._read(key, length, {"Range": f"bytes={start}-{end - 1}"})
         if reply.body is None or len(reply.body) != length or (reply.status != _PARTIAL and start > 0):
             raise IntegrityError(f"{key} ends before {start + length}.", key=key)
         return reply.body

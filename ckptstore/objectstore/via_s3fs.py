@@ -14,7 +14,7 @@ from typing import Any
 import s3fs
 from botocore.exceptions import ClientError
 
-from ckptstore.errors import IntegrityError, UnsupportedError
+from ckptstore.errors import IntegrityError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.credentials import fill_from_environment
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
@@ -25,11 +25,9 @@ from ckptstore.objectstore.s3_client import Opened, S3Client, client_arguments, 
 from ckptstore.objectstore.s3_errors import NotS3Error
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options
 from ckptstore.objectstore.s3_pending import abort_upload, list_uploads
-from ckptstore.objectstore.s3_requests import S3Place, head_of, info_of, plain_etag, read_body
+from ckptstore.objectstore.s3_requests import S3Place, head_of, info_of, plain_etag, range_of, read_body
 from ckptstore.objectstore.s3_upload import S3Upload
 from ckptstore.options import TransferOptions
-
-_LAST_BYTE = 2**62  # beyond every object, and some servers add to it in 64 bits
 
 
 class S3fsStore:
@@ -104,27 +102,12 @@ class S3fsStore:
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
-        checked_range(key, start, length)
-        place, last = self._place(key), min(start + length - 1, max(start, _LAST_BYTE))
-
-        async def get_range() -> bytes:
-            answer = await place.send("get_object", Range=f"bytes={start}-{last}")
-            size = answer.get("ContentLength")
-            said = answer.get("ContentRange")
-            if said is None and (start, size) != (0, length):
-                answer["Body"].close()
-                if size is not None and start + length > size:
-                    raise IntegrityError(f"{key} ends before {start + length}.", key=key)
-                raise UnsupportedError(f"{self.url} does not serve parts of objects.", key=key)
-            if said is not None and not said.startswith(f"bytes {start}-"):
-                answer["Body"].close()
-                raise NotS3Error
-            piece = await read_body(place, answer["Body"], size=size, at_most=length)
-            if len(piece) != length:
-                raise IntegrityError(f"{key} ends before {start + length}.", key=key)
-            return piece
-
-        return self._client.run(self._request("GET", key), get_range)
+        place, end = self._place(key), checked_range(key, start, length)
+        request = self._request("GET", key)
+        piece = self._client.run(request, lambda: range_of(place, request, start, end))
+        if len(piece) != length:
+            raise IntegrityError(f"{key} ends before {start + length}.", key=key)
+        return piece
 
     def head(self, key: str) -> ObjectInfo:
         """Return what is known of `key`. See `ObjectStore.head`."""

@@ -109,7 +109,8 @@ def create_once(  # noqa: PLR0913  (what the log is made of, handed on)
             raise refusal
         if expired:  # a request may still be under way: only a slot that somebody holds says "did not happen" (I5)
             return Outcome.UNKNOWN, None
-        clock.sleep(max(pause * ids.fraction(), asked_pause(refusal, MAX_PAUSE_SECONDS)))
+        drawn = max(pause * ids.fraction(), asked_pause(refusal, MAX_PAUSE_SECONDS))
+        clock.sleep(min(drawn, max(0.0, deadline - clock.monotonic())))  # the last try is at the deadline
         pause = min(2 * pause, MAX_PAUSE_SECONDS)
         ambiguous = ambiguous or not told
 

@@ -205,7 +205,7 @@ def test_a_server_that_serves_no_ranges_is_told_so(scripted):
     assert store.get_range("a", start=0, length=10) == b"0123456789"
     with pytest.raises(IntegrityError):
         store.get_range("a", start=9, length=2)
-    with pytest.raises(UnsupportedError, match="parts of objects"):
+    with pytest.raises(UnsupportedError, match="not served in parts"):
         store.get_range("a", start=1, length=2)
 
 
@@ -341,6 +341,29 @@ def test_a_part_that_fails_for_good_ends_the_upload_and_forgets_its_parts(script
         upload(store_at(scripted, retry=QUICK), 30 * MIB)
     assert not [path for method, path, _ in scripted.seen if method == "POST" and "uploads" not in path]
     assert [path for method, path, _ in scripted.seen if method == "DELETE"] == ["/bucket/run/shard?uploadId=u1"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UnavailableError])
+def test_an_upload_that_lost_a_part_is_never_completed(scripted, monkeypatch, error):
+    """Whoever goes on after an error or a Ctrl-C does not publish an object with a hole."""
+    scripted.script = lambda method, path, _: multipart(
+        method, path, lambda method: sized(16 * MIB) if method == "HEAD" else COMPLETED
+    )
+    store = store_at(scripted)
+    with store.open_upload("shard", size=16 * MIB) as begun:
+        begun.write(bytes(6 * MIB))
+        monkeypatch.setattr(s3_upload, "checksum", lambda *_: raises(error))
+        with pytest.raises(error):
+            begun.write(bytes(5 * MIB))
+        monkeypatch.undo()
+        for call in (lambda: begun.write(bytes(5 * MIB)), begun.complete):
+            with pytest.raises(UnavailableError, match="Begin this upload again"):
+                call()
+    assert not [path for method, path, _ in scripted.seen if method == "POST" and "uploads" not in path]
+
+
+def raises(error):
+    raise error("now")
 
 
 def test_a_server_that_cannot_forget_the_parts_hides_no_error(scripted):

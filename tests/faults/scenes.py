@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import threading
 
@@ -18,6 +19,7 @@ from ckptstore.options import LogOptions, RetryOptions, TransferOptions
 from ckptstore.protocol.capable import PROBED
 from ckptstore.testing.tapped import TappedStore
 from ckptstore.units import MIB
+from localstack.faults import Answer, s3_error
 
 QUICK = RetryOptions(first_pause_seconds=0.02, longest_pause_seconds=0.5, deadline_seconds=30, stall_timeout_seconds=10)
 """Pauses as short as a test can have them."""
@@ -36,12 +38,13 @@ class Scene:
 
     Args:
         place: Where the run is.
-        proxy: Before its server; None: none.
+        proxy: Before its server.
+        client: Of the server, and not ours.
     """
 
-    def __init__(self, place, proxy=None):
-        self.place, self.proxy = place, proxy
-        self.through = place.through(proxy.endpoint) if proxy is not None else place
+    def __init__(self, place, proxy, client):
+        self.place, self.proxy, self.client = place, proxy, client
+        self.through = place.through(proxy.endpoint)
         self.told, self.states, self.rules = [], {}, contextlib.ExitStack()
         PROBED.add((place.engine, place.url))  # has its own tests; racing creates take a server seconds
 
@@ -97,6 +100,13 @@ class Scene:
         found = CheckpointStore.open(self.place.url, **self.place.access).records()
         return [f"{entry.record.KIND} {entry.record.term}" for entry in found]
 
+    def refusal(self, status, code):
+        """Return an error as this scene's server words it."""
+        if self.place.server.scheme == "s3":
+            return s3_error(status, code)
+        said = {"error": {"code": status, "message": code, "errors": [{"reason": code, "message": code}]}}
+        return Answer(status, json.dumps(said).encode(), {"Content-Type": "application/json"})
+
     def check(self, *names):
         """Check, past the proxy, that exactly these are committed, with the right bytes; and that all has its owner."""
         store = CheckpointStore.open(self.place.url, **self.place.access)
@@ -124,20 +134,20 @@ class Scene:
 
     def objects(self):
         """Return the keys that the server has of this run, asked by a client that is not ours."""
-        client, bucket = self.place.server.client(), self.place.server.bucket
-        with contextlib.closing(client):
-            if self.place.server.scheme == "gs":
-                names = [blob.name for blob in client.list_blobs(bucket, prefix=self.prefix)]
-            else:
-                pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=self.prefix)
-                names = [each["Key"] for page in pages for each in page.get("Contents", [])]
+        bucket = self.place.server.bucket
+        if self.place.server.scheme == "gs":
+            names = [blob.name for blob in self.client.list_blobs(bucket, prefix=self.prefix)]
+        else:
+            pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=self.prefix)
+            names = [each["Key"] for page in pages for each in page.get("Contents", [])]
         return [name.removeprefix(self.prefix) for name in names]
 
     def uploads(self):
         """Return the uploads that the server holds open for this run: keys and ids."""
-        with contextlib.closing(self.place.server.client()) as client:
-            pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=self.place.server.bucket)
-            found = [(each["Key"], each["UploadId"]) for page in pages for each in page.get("Uploads", [])]
+        if self.place.server.scheme == "gs":
+            return []
+        pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.place.server.bucket)
+        found = [(each["Key"], each["UploadId"]) for page in pages for each in page.get("Uploads", [])]
         return sorted((key.removeprefix(self.prefix), name) for key, name in found if key.startswith(self.prefix))
 
     def asked(self, method=None, path="", query=""):

@@ -1,5 +1,6 @@
 """What the documents say of the project is there."""
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 import ckptstore
 from ckptstore.format.shard import Chunk, StoredShard, TensorMeta, lay_out
+from ckptstore.objectstore.s3_options import read_s3_options
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.attempt import Description, begin
@@ -98,6 +100,13 @@ def test_the_example_without_torch_runs_as_it_is_printed(tmp_path):
     store = ckptstore.CheckpointStore.open(url)
     assert store.latest().checkpoint_id == "step-11500"
     assert [pin.holder for pin in store.get("step-12000@2").committed.pins] == ["eval"]
+
+
+def test_the_storage_options_that_are_printed_are_known():
+    printed = re.findall(r"storage_options=(\{.*?\})\)", (ROOT / "README.md").read_text())
+    assert len(printed) == 2
+    for options in printed:
+        read_s3_options(ast.literal_eval(options))
 
 
 def test_one_version_is_stated_once_and_again():

@@ -92,7 +92,7 @@ def test_a_read_back_that_is_refused_or_times_out_is_never_absent():
 
     clock = ManualClock()
     assert create(FaultyStore(MemoryStore(), plan), deadline=7.0, clock=clock) == (Outcome.UNKNOWN, None)
-    assert 7.0 <= clock.seconds < 7.0 + 5.1
+    assert 7.0 <= clock.seconds < 7.01
 
 
 def test_absent_at_the_deadline_is_unknown_if_a_request_may_still_be_under_way():
