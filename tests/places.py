@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from ckptstore import CheckpointStore
 from ckptstore.objectstore.urls import open_store
+from ckptstore.options import LogOptions
 from localstack.server import Server
 
 SERVERS = {
@@ -31,27 +33,57 @@ class Place:
         engine: What moves the bytes.
         options: The `storage_options`.
         server: Behind it, if there is one.
+        promised: Whether a single writer is promised to whoever writes.
     """
 
     url: str
     engine: str | None = None
     options: dict[str, object] = field(default_factory=dict)
     server: Server | None = None
+    promised: bool = False
 
     @property
     def access(self):
         """What a store, a writer and a reader take."""
         return {"engine": self.engine, "storage_options": self.options}
 
+    @property
+    def promise(self):
+        """What a writer takes besides."""
+        return {"assume_single_writer": self.promised}
+
+    @property
+    def arguments(self):
+        """What a command takes besides the root."""
+        engine = [f"--engine={self.engine}"] if self.engine else []
+        return [*engine, *(f"--option={name}={value}" for name, value in self.options.items())]
+
     def store(self, **more):
         return open_store(self.url, **self.access, **more)
+
+    def opened(self):
+        return CheckpointStore.open(self.url, **self.access, log=LogOptions(assume_single_writer=self.promised))
+
+    def writer(self, **more):
+        import storage_writers as sw  # noqa: PLC0415  (torch is for those who ask for it)
+
+        return sw.CkptStoreWriter(self.url, **self.access, **self.promise, **more)
+
+    def reader(self, **more):
+        import storage_writers as sw  # noqa: PLC0415  (the same)
+
+        return sw.CkptStoreReader(self.url, **self.access, **more)
 
     def through(self, endpoint):
         """Return the same place, reached through a proxy."""
         return replace(self, options=self.server.options(endpoint))
 
+    def promising(self):
+        """Return the same place, with the promise of a single writer."""
+        return replace(self, promised=True)
+
     def __reduce__(self):
-        return Place, (self.url, self.engine, self.options)
+        return Place, (self.url, self.engine, self.options, None, self.promised)
 
 
 def place_at(name: str, request: pytest.FixtureRequest) -> Place:
@@ -69,6 +101,11 @@ def place_at(name: str, request: pytest.FixtureRequest) -> Place:
 
 def on(*names: str) -> pytest.MarkDecorator:
     """Run a test on each of these places: it asks for the fixture `place`."""
-    local = ("memory", "files", "fsspec-memory", "fsspec-files")
-    params = [pytest.param(name, marks=[] if name in local else pytest.mark.servers) for name in names]
-    return pytest.mark.parametrize("place", params, indirect=True)
+    return pytest.mark.parametrize("place", [at(name) for name in names], indirect=True)
+
+
+def at(name: str, *values: object) -> pytest.ParameterSet:
+    """Return the parameters of one test of several: the place, and what else there is."""
+    local = name in ("memory", "files", "fsspec-memory", "fsspec-files")
+    called = ", ".join(map(str, (name, *values)))
+    return pytest.param(name, *values, id=called, marks=[] if local else pytest.mark.servers)

@@ -19,6 +19,7 @@ from ckptstore.maintenance.behaviour import PART_BYTES
 from ckptstore.maintenance.doctor import Scope, examine
 from ckptstore.maintenance.policy import bucket_policy
 from ckptstore.maintenance.report import Check, Report, Role
+from ckptstore.objectstore.bucket import bucket_settings
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import RetryOptions, TransferOptions
@@ -93,7 +94,8 @@ def doctor(  # noqa: PLR0913  (an option each)
     )
     if policy is not None:
         print_json(bucket_policy(_opened(url).url, get_args(Role) if policy == EVERYBODY else [_role(policy)]))
-        print_note(POLICY_NOTES)
+        for line in POLICY_NOTES.splitlines():
+            print_note(line)
         return Exit.FINE
     if uploads:
         older = duration(older_than or "24h")
@@ -108,6 +110,7 @@ def _examine(url: str, scope: Scope, *, as_json: bool) -> int:
             store,
             scope=scope,
             again=lambda: _opened(url),
+            settings=lambda: bucket_settings(store.url, storage_options=said().storage_options, transfer=IMPATIENT),
             watch=lambda event: None if isinstance(event, Check) else status(f"{event.group}: {event.name}"),
         )
     if as_json:

@@ -15,8 +15,10 @@ from ckptstore.errors import IntegrityError, InvalidInputError
 from ckptstore.maintenance import permissions
 from ckptstore.maintenance.behaviour import check_clock, check_deleting, check_reading, check_upload, check_writing
 from ckptstore.maintenance.report import Check, Report, Role, Watch, fine, unwatched
+from ckptstore.maintenance.settings import judge_settings
 from ckptstore.maintenance.throughput import check_throughput
 from ckptstore.maintenance.visit import Visit
+from ckptstore.objectstore.bucket import BucketSettings
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import check_flags
 from ckptstore.protocol.log import RunLog
@@ -45,11 +47,12 @@ class Scope:
             raise InvalidInputError(f"{self.role!r:.80} is no role.", hint=f"Use {', '.join(get_args(Role))}.")
 
 
-def examine(
+def examine(  # noqa: PLR0913  (what an examination is made of)
     store: ObjectStore,
     *,
     scope: Scope | None = None,
     again: Callable[[], ObjectStore] | None = None,
+    settings: Callable[[], BucketSettings | None] | None = None,
     watch: Watch = unwatched,
     clock: Clock | None = None,
     ids: IdSource | None = None,
@@ -61,6 +64,7 @@ def examine(
             12 MiB takes two, and with little patience.
         scope: What is asked.
         again: Opens the same place once more, with a client of its own; by default `store` is asked twice.
+        settings: Asks for the bucket's settings; see `objectstore.bucket`. Without it they are not looked at.
         watch: Told of every check.
         clock: This machine's.
         ids: Where the place under `probe/` gets its name.
@@ -80,6 +84,7 @@ def examine(
     try:
         check_reading(visit, writes=scope.role != "reader")
         _check_run(visit)
+        _check_settings(visit, settings)
         if scope.role != "reader":
             check_writing(visit, again or (lambda: store))
             check_clock(visit)
@@ -105,6 +110,15 @@ def examine(
         bytes_received=visit.store.received,
         seconds=round(clock.monotonic() - began, 3),
     )
+
+
+def _check_settings(visit: Visit, settings: Callable[[], BucketSettings | None] | None) -> None:
+    """Ask what the bucket is set to, if there is one and it is asked for."""
+    if settings is not None:
+        visit.begin("bucket", "settings")
+        found = settings()
+        for check in judge_settings(found) if found is not None else ():
+            visit.tell(check)
 
 
 def _check_run(visit: Visit) -> None:

@@ -20,6 +20,7 @@ from ckptstore.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     CkptStoreError,
+    IntegrityError,
     InvalidInputError,
     NotFoundError,
     StalledError,
@@ -45,6 +46,8 @@ _KIND = re.compile(r"\bkind: (\w{1,32})\b")
 _ELAPSED = re.compile(r"\bin (\d+(?:\.\d+)?)(ns|µs|ms|s)\b")
 # One piece of an upload: whatever becomes of it, nothing is published.
 _PIECE = re.compile(r"\bperforming (?:PUT|POST) \S+[?&](?:partNumber=|uploads\b|comp=block&)")
+# The answer holds other bytes than were asked for: the object ends before them.
+_SHORT = re.compile(r"\b(?:InvalidRangeRequest|ParseContentRange)\b")
 _PAGE = re.compile(r"<!doctype html|<html\b", re.IGNORECASE)
 _NO_CREDENTIALS = "External AWS credential provider"
 
@@ -140,6 +143,8 @@ def _read(error: Exception, text: str, limit: float) -> Answer:
         answer = Answer(code=code, kind=ours)
     elif ours is not None:
         answer = Answer(kind=ours, reason=type(error).__name__)
+    elif _SHORT.search(text):
+        answer = Answer(kind=IntegrityError, reason="the object ends before what was asked for")
     else:
         answer = _read_silence(text, limit)
     return replace(answer, ambiguous=ambiguous)

@@ -18,7 +18,7 @@ from ckptstore.options import TransferOptions
 from ckptstore.units import MIB
 
 SLOWEST_BYTES_PER_SECOND = MIB
-"""What moves more slowly than this, beyond the time for an answer, is given up."""
+"""What moves more slowly than this, beyond the time for an answer, is given up: of parts in flight, all together."""
 _CONNECT_SECONDS = 5.0
 _LONGEST_READ_SECONDS = 3600.0  # of one that goes on; one that says nothing ends much earlier
 
@@ -136,7 +136,10 @@ class Clients:
         Of one that reads: without another byte.
         """
         patience = self._service.silence_seconds or self._transfer.retry.stall_timeout_seconds
-        return patience if use is Use.READ else patience + _rounded(size) / SLOWEST_BYTES_PER_SECOND
+        if use is Use.READ:
+            return patience
+        beside = self._transfer.parts_in_flight if use is Use.UPLOAD else 1  # they share the way
+        return patience + beside * _rounded(size) / SLOWEST_BYTES_PER_SECOND
 
     def of(self, use: Use, size: int = 0) -> Any:
         """Return a client for requests of a kind that move at most `size` bytes each.
@@ -193,8 +196,8 @@ class _Here:
 
 
 def _rounded(size: int) -> int:
-    """Return the next power of two: few limits, and so few clients."""
-    return 1 << (size - 1).bit_length() if size > 1 else 0
+    """Return whole MiB: few limits, and so few clients, each of which has connections of its own."""
+    return size // MIB * MIB
 
 
 def tls_options(endpoint: str | None, *, verify: bool | str | None) -> dict[str, Any]:

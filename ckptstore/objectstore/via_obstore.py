@@ -79,6 +79,7 @@ class ObstoreStore:
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
         end = checked_range(key, start, length)
+        self._clients.of(Use.READ)  # what this process must not do is refused here
         try:
             with self._asking("GET", key, use=Use.READ) as (client, path):
                 piece = bytes(client.get_range(path, start=start, end=end))
@@ -92,8 +93,14 @@ class ObstoreStore:
 
     def head(self, key: str) -> ObjectInfo:
         """Return what is known of `key`. See `ObjectStore.head`."""
-        with self._asking("HEAD", key) as (client, path):
-            return self._info(client.head(path), key)
+        try:
+            with self._asking("HEAD", key) as (client, path):
+                return self._info(client.head(path), key)
+        except NotFoundError:
+            # Its answer has no body: only a GET's names what is missing, the object or the bucket.
+            with contextlib.suppress(IntegrityError):
+                self.get(key, max_bytes=0)
+            raise
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`. See `ObjectStore.list`.

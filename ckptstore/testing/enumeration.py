@@ -279,6 +279,7 @@ def enumerations() -> dict[str, Enumeration]:
         "roll-back, each death": lambda make: _each_death(roll_back, make),
         "roll-back, each intrusion": lambda make: _each_intrusion(roll_back, make),
         "single writer": lambda make: _each_fault(single_writer, lambda: overwriting(make()), options=single),
+        "single writer, each death": lambda make: _each_death(restart, lambda: overwriting(make()), options=single),
     }
 
 
@@ -332,14 +333,17 @@ def _each_fault(
             yield from play(story, world, what=f"{_name(story)}, {call}: {fault.name}")
 
 
-def _each_death(story: Story, make_store: Callable[[], ObjectStore]) -> Iterator[str]:
-    for call in calls_of(story, make_store):
+def _each_death(
+    story: Story, make_store: Callable[[], ObjectStore], *, options: LogOptions | None = None
+) -> Iterator[str]:
+    for call in calls_of(story, make_store, options):
         for lands in (False, True) if call.writes else (False,):
 
             def dying(world: World, index: int = call.index, *, lands: bool = lands) -> TappedStore:
                 return DyingStore(world.store, after_calls=index, last_call_lands=lands)
 
-            yield from play(story, World(make_store(), dying), what=f"{_name(story)}, killed in {call}, {lands=}")
+            world = World(make_store(), dying, options=options)
+            yield from play(story, world, what=f"{_name(story)}, killed in {call}, {lands=}")
 
 
 def _each_outage(story: Story, make_store: Callable[[], ObjectStore]) -> Iterator[str]:

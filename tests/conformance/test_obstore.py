@@ -28,6 +28,7 @@ from ckptstore.errors import (
     UnsupportedError,
 )
 from ckptstore.objectstore import via_obstore
+from ckptstore.objectstore.port import PutMode
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import MAX_PARTS, TransferOptions
 from ckptstore.units import GIB, MIB
@@ -164,7 +165,7 @@ def test_a_part_that_stands_still_ends_the_upload_as_stalled(scripted, held):
         return multipart(method, path, lambda _: (404, "NoSuchKey"))
 
     scripted.script = script
-    transfer = replace(SHORT, retry=replace(SHORT.retry, attempts=1))
+    transfer = replace(SHORT, retry=replace(SHORT.retry, attempts=1), parts_in_flight=1)
     with pytest.raises(StalledError, match="no answer in"):
         upload(opened(storage_options=scripted.options, transfer=transfer), 6 * MIB)
     methods = [method for method, path, _ in scripted.seen if "partNumber" not in path]
@@ -269,6 +270,15 @@ def test_an_object_that_no_store_could_take_is_refused_before_the_first_byte(scr
     with pytest.raises(InvalidInputError, match=r"10000 parts of at most 5\.0 GiB"):
         store.open_upload("shard", size=MAX_PARTS * 5 * GIB + 1)
     assert scripted.seen == []
+
+
+def test_small_requests_share_their_connections(scripted):
+    scripted.script = answers(200, "", ("ETag", '"e"'))
+    store = opened(storage_options=scripted.options)
+    for size in range(0, 200_000, 20_000):
+        store.put("a", bytes(size))
+        store.put("b", bytes(size), mode=PutMode.CREATE)
+    assert len(store._inner._clients._here.clients) == 1
 
 
 def test_no_object_is_ever_copied(scripted):
@@ -461,6 +471,6 @@ def test_wrong_credentials_are_denied_and_never_absent(s3_url):
 @pytest.mark.servers
 def test_a_bucket_that_does_not_exist_is_no_fresh_run(s3_url):
     store = open_store("s3://no-such-bucket/run")
-    for call in (CALLS["get"], CALLS["list"], CALLS["create"]):
+    for call in (CALLS["get"], CALLS["list"], CALLS["create"], lambda store: store.head("a")):
         with pytest.raises(InvalidInputError, match="NoSuchBucket"):
             call(store)

@@ -205,7 +205,7 @@ def test_a_server_that_serves_no_ranges_is_told_so(scripted):
     assert store.get_range("a", start=0, length=10) == b"0123456789"
     with pytest.raises(IntegrityError):
         store.get_range("a", start=9, length=2)
-    with pytest.raises(UnsupportedError, match="parts of objects"):
+    with pytest.raises(UnsupportedError, match="not served in parts"):
         store.get_range("a", start=1, length=2)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,8 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import storage_writers as sw
-from ckptstore import CheckpointStore
-from ckptstore.objectstore.urls import open_store
+from ckptstore.errors import UnsupportedError
 from ckptstore.protocol.capable import PROBED
 
 SMALL = 6_000
@@ -28,34 +27,19 @@ def job(*, group_seconds=60):
     return contextlib.closing(Gang(group_seconds=group_seconds))
 
 
-class FilePlace:
-    """A root in the file system."""
-
-    def __init__(self, path):
-        self.url, self._path = str(path), path
-
-    def unfinished(self):
-        """Return whose shards are under way: each rank's lie in a lane of its own."""
-        temporaries = [each.relative_to(self._path) for each in self._path.rglob(".ckptstore-tmp-*")]
-        return [int(each.parts[1], 16) for each in temporaries if each.parts[0] == "data"]
+def unfinished(place):
+    """Return the ranks whose shards are under way, each in its own lane; None where the service tells nobody."""
+    looked_at = replace(place, engine="s3fs") if place.url.startswith("s3://") else place
+    try:
+        return [int(upload.key.split("/")[1], 16) for upload in looked_at.store().list_uploads("data/")]
+    except UnsupportedError:
+        return None
 
 
-class S3Place:
-    """A root in the server's bucket."""
-
-    def __init__(self, url, server):
-        self.url, self._server = url, server
-
-    def unfinished(self):
-        """Return the ranks whose shards are under way: their uploads in parts are open."""
-        prefix = self.url.removeprefix(f"s3://{self._server.bucket}/")
-        found = self._server.client().list_multipart_uploads(Bucket=self._server.bucket, Prefix=prefix)
-        return [int(re.search(r"/rank-(\d+)\.", each["Key"])[1]) for each in found.get("Uploads", [])]
-
-
-def skip_probe(url):
+def skip_probe(place):
     """Let this process take the store for probed, which has tests of its own: racing creates take a server seconds."""
-    PROBED.add((open_store(url).engine, url))
+    store = place.store()
+    PROBED.add((store.engine, store.url))
 
 
 def values(mark, rows):
@@ -71,10 +55,10 @@ def state(mark, rows=SMALL):
     return {"weights": weights, "bias": torch.full((5,), mark), "mark": mark}
 
 
-def loaded(url, rows=SMALL, **which):
+def loaded(place, rows=SMALL, **which):
     """Load on all ranks, and return whose state it is; all of it is."""
     found = state(0, rows)
-    sw.load(found, storage_reader=sw.CkptStoreReader(url, **which))
+    sw.load(found, storage_reader=place.reader(**which))
     mark = found["mark"]
     wanted = state(mark, rows)
     assert torch.equal(found["weights"].to_local(), wanted["weights"].to_local())
@@ -82,9 +66,9 @@ def loaded(url, rows=SMALL, **which):
     return mark
 
 
-def read(url):
+def read(place):
     """Return what a reader finds, newest first, each verified at level full and compared bit by bit (I11)."""
-    store = CheckpointStore.open(url)
+    store = place.opened()
     found = []
     for checkpoint in store.checkpoints():
         verdict = store.verify(checkpoint, level="full")
@@ -103,23 +87,23 @@ def read(url):
 def read_afresh(place):
     """Return what `read` finds in a process that was never there before."""
     with job() as reader:
-        return reader.values(1, read, place.url)[0]
+        return reader.values(1, read, place)[0]
 
 
 def history(place):
     """Return the log as text, in order."""
-    records = (entry.record for entry in CheckpointStore.open(place.url).records())
+    records = (entry.record for entry in place.opened().records())
     return [f"{record.KIND} {record.term}" for record in records]
 
 
 def attempts(place, name):
     """Return the state of each attempt at `name` that has data and no commit."""
-    return [each.state for each in CheckpointStore.open(place.url).uncommitted() if each.stem.name == name]
+    return [each.state for each in place.opened().uncommitted() if each.stem.name == name]
 
 
 def objects(place, name):
     """Return the data that lie under `name`, by their last names."""
-    keys = (info.key.split("/") for info in open_store(place.url).list("data/"))
+    keys = (info.key.split("/") for info in place.store().list("data/"))
     return sorted(file for _, _, stem, file in keys if stem.startswith(f"{name}."))
 
 
@@ -127,7 +111,7 @@ class Watch:
     """Somebody who looks for the latest checkpoint all the time, by a store kept open and by one opened each time."""
 
     def __init__(self, place):
-        self.seen, self._url = [], place.url
+        self.seen, self._place = [], place
         self._over, self._thread = threading.Event(), ThreadPoolExecutor(1)
 
     def __enter__(self):
@@ -139,9 +123,9 @@ class Watch:
         self._thread.shutdown()
 
     def _look(self):
-        kept = CheckpointStore.open(self._url)
+        kept = self._place.opened()
         while not self._over.wait(0.01):
-            for store in (kept, CheckpointStore.open(self._url)):
+            for store in (kept, self._place.opened()):
                 latest = store.latest()
                 self.seen.append((-1, "") if latest is None else (latest.seq, latest.committed.blake3))
 

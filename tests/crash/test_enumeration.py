@@ -117,6 +117,22 @@ def bodies_rebuilt(patch):
     patch.setattr(log, "_send", send)
 
 
+def commit_before_the_parts(patch):
+    """The commit is appended before all is stored that it names."""
+    put_part, right, later = commit._put_part, commit.append_commit, []
+
+    def append_commit(run_log, *given):
+        appended = right(run_log, *given)
+        for part in [part for part in later if part[0] is run_log]:
+            later.remove(part)
+            put_part(*part)
+        return appended
+
+    patch.setattr(commit, "_put_part", lambda *given: later.append(given))
+    patch.setattr(commit, "verify_stored", lambda *_: None)
+    patch.setattr(commit, "append_commit", append_commit)
+
+
 WEAKENED = [
     (no_read_back, "each fault", "I5"),
     (clean_up_on_time_out, "each outage", "I11"),
@@ -127,6 +143,8 @@ WEAKENED = [
     (a_claim_per_writer, "many writers", "I15"),
     (latest_by_step, "roll-back, each fault", "I11"),
     (bodies_rebuilt, "single writer", "I1"),
+    (commit_before_the_parts, "each death", "I11"),
+    (commit_before_the_parts, "single writer, each death", "I11"),
 ]
 
 

@@ -14,11 +14,11 @@ import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from jobs import Watch, attempts, history, job, loaded, read_afresh, state
+from places import at, on
 from torch.distributed.checkpoint.api import CheckpointException
 
 import storage_writers as sw
 from ckptstore.errors import FencedError
-from ckptstore.objectstore.urls import open_store
 from ckptstore.testing.tapped import TappedStore
 
 RANKS = 2
@@ -76,7 +76,7 @@ def stopper(moment):
     return reach
 
 
-def train_and_be_stopped(url, moment, first):
+def train_and_be_stopped(place, moment, first):
     """Save, be stopped, and try to save for ever after; return how each save ended."""
     reach = stopper(moment)
 
@@ -85,19 +85,19 @@ def train_and_be_stopped(url, moment, first):
             reach(f"before {call.key.split('/')[0]}")
         return act()
 
-    sw.save(state(1), checkpoint_id="step-1", storage_writer=sw.CkptStoreWriter(url))
+    sw.save(state(1), checkpoint_id="step-1", storage_writer=place.writer())
     reach("between saves")
     dist.barrier()
     ways = WAYS[first:] + WAYS[:first]
-    ends = [how_it_ends(ways[0], 2, "step-2", sw.CkptStoreWriter(TappedStore(open_store(url), tap)))]
-    return ends + [how_it_ends(way, 3, "step-3", sw.CkptStoreWriter(url)) for way in ways]
+    ends = [how_it_ends(ways[0], 2, "step-2", sw.CkptStoreWriter(TappedStore(place.store(), tap)))]
+    return ends + [how_it_ends(way, 3, "step-3", place.writer()) for way in ways]
 
 
-def take_over(url):
+def take_over(place):
     """Resume, and save under the names that the ghost uses, too."""
-    assert loaded(url) == 1
+    assert loaded(place) == 1
     for step in (2, 3):
-        sw.save(state(10 * step), checkpoint_id=f"step-{step}", storage_writer=sw.CkptStoreWriter(url))
+        sw.save(state(10 * step), checkpoint_id=f"step-{step}", storage_writer=place.writer())
 
 
 def wait_until_stopped(pids):
@@ -109,30 +109,25 @@ def wait_until_stopped(pids):
 
 IN_A_SAVE = ["before data", "before log"]  # all shards are stored then
 GHOSTS = [
-    ("file", "before data", 0),
-    ("file", "before log", 1),
-    ("file", "before log", 2),
-    ("file", "between saves", 1),
-    ("s3", "before data", 1),
-    ("s3", "before log", 0),
-    ("s3", "between saves", 0),
+    ("files", "before data", 0),
+    ("files", "before log", 1),
+    ("files", "before log", 2),
+    ("files", "between saves", 1),
+    ("obstore-seaweedfs", "before data", 1),
+    ("obstore-seaweedfs", "before log", 0),
+    ("obstore-seaweedfs", "between saves", 0),
 ]
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("place", "moment", "first"),
-    GHOSTS,
-    ids=[f"{engine}, {moment}, {WAYS[first].__name__}" for engine, moment, first in GHOSTS],
-    indirect=["place"],
-)
+@pytest.mark.parametrize(("place", "moment", "first"), [at(*each) for each in GHOSTS], indirect=["place"])
 def test_a_job_that_was_stopped_while_another_took_over_is_fenced_for_ever(place, moment, first):
     """I3, I15."""
     with job() as ghost, job() as successor, ThreadPoolExecutor(1) as thread, Watch(place) as watch:
         ghosts = [process.pid for process in ghost.start(RANKS)]
-        haunting = thread.submit(ghost.values, RANKS, train_and_be_stopped, place.url, moment, first)
+        haunting = thread.submit(ghost.values, RANKS, train_and_be_stopped, place, moment, first)
         wait_until_stopped(ghosts)
-        successor.values(RANKS, take_over, place.url, seconds=JOB_SECONDS)
+        successor.values(RANKS, take_over, place, seconds=JOB_SECONDS)
         for pid in ghosts:
             os.kill(pid, signal.SIGCONT)
         ends = haunting.result(JOB_SECONDS)
@@ -147,18 +142,18 @@ def test_a_job_that_was_stopped_while_another_took_over_is_fenced_for_ever(place
     assert attempts(place, "step-3") == []  # a ghost that knows uploads nothing
 
 
-def save_in_all_ways(url):
+def save_in_all_ways(place):
     """Save twelve times, by a new writer each time; return what each name loads as."""
     marks = range(1, 13)
     for mark in marks:
-        WAYS[mark % 4](mark, f"step-{mark}", sw.CkptStoreWriter(url))
-    return [loaded(url, checkpoint_id=f"step-{mark}") for mark in marks]
+        WAYS[mark % 4](mark, f"step-{mark}", place.writer())
+    return [loaded(place, checkpoint_id=f"step-{mark}") for mark in marks]
 
 
-@pytest.mark.parametrize("place", ["file", "s3"], indirect=True)
+@on("files", "obstore-seaweedfs")
 def test_a_job_that_makes_a_writer_per_save_and_mixes_all_ways_to_save_never_fences_itself(place):
     with job() as trainer:
-        assert trainer.values(RANKS, save_in_all_ways, place.url) == [list(range(1, 13))] * RANKS
+        assert trainer.values(RANKS, save_in_all_ways, place) == [list(range(1, 13))] * RANKS
     assert history(place) == ["CLAIM 1"] + ["COMMIT 1"] * 12
     assert read_afresh(place) == [(f"step-{mark}", mark, mark) for mark in range(12, 0, -1)]
 
@@ -171,7 +166,7 @@ def meet(port, who):
     return meeting
 
 
-def save_against_another(url, port, who, seed):
+def save_against_another(place, port, who, seed):
     """Save twenty steps, with pauses; return how each save ended."""
     pauses = random.Random(f"{seed} {who}")  # noqa: S311  (to be repeated)
     meeting, rank = meet(port, who), dist.get_rank()
@@ -183,13 +178,15 @@ def save_against_another(url, port, who, seed):
         if step == 11:  # none has saved all before the other begins
             meeting.wait([f"began/{3 - who}/{rank}"])
         time.sleep(pauses.uniform(0, 0.05))
-        ends.append(how_it_ends(saves, 1000 * who + step, f"step-{step}", sw.CkptStoreWriter(url)))
+        ends.append(how_it_ends(saves, 1000 * who + step, f"step-{step}", place.writer()))
     return ends
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("place", "seed"), [("file", 1), ("file", 2), ("s3", 1), ("s3", 2)], indirect=["place"], ids=str
+    ("place", "seed"),
+    [at(name, seed) for name in ("files", "obstore-seaweedfs") for seed in (1, 2)],
+    indirect=["place"],
 )
 def test_of_two_jobs_that_start_at_once_one_is_fenced_and_their_commits_never_mix(place, seed):
     """I3, I5, I15."""
@@ -198,7 +195,7 @@ def test_of_two_jobs_that_start_at_once_one_is_fenced_and_their_commits_never_mi
         for each in (one, other):
             each.start(RANKS)
         runs = [
-            threads.submit(each.values, RANKS, save_against_another, place.url, meeting.port, who, seed)
+            threads.submit(each.values, RANKS, save_against_another, place, meeting.port, who, seed)
             for who, each in ((1, one), (2, other))
         ]
         ends = {who: run.result(2 * JOB_SECONDS) for who, run in zip((1, 2), runs, strict=True)}
