@@ -74,6 +74,8 @@ class Seen:
         method: The method.
         path: The path as it was sent, without the query.
         query: What follows `?`, as it was sent.
+        headers: Its headers, by lower-case name.
+        at: When its head had come, by `time.monotonic`.
         status: Of the answer whose head was passed on; None: none was, until now.
         action: What was done to it.
     """
@@ -81,6 +83,8 @@ class Seen:
     method: str
     path: str
     query: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    at: float = 0.0
     status: int | None = None
     action: Action | None = None
 
@@ -93,6 +97,7 @@ class Wanted:
         method: The method; None: any.
         path: A regular expression that is found in the path; None: any.
         query: A regular expression that is found in the query; None: any.
+        headers: By lower-case name, regular expressions each of which is found in that header.
         after: So many of these requests pass before the first one counts.
         times: At most so many are acted on; None: all.
         share: The share that is acted on, drawn for each.
@@ -102,6 +107,7 @@ class Wanted:
     method: str | None = None
     path: str | None = None
     query: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
     after: int = 0
     times: int | None = None
     share: float = 1.0
@@ -113,6 +119,7 @@ class Wanted:
             self.method in (None, seen.method)
             and (self.path is None or re.search(self.path, seen.path) is not None)
             and (self.query is None or re.search(self.query, seen.query) is not None)
+            and all(re.search(wanted, seen.headers.get(name, "")) for name, wanted in self.headers.items())
         )
 
 

@@ -15,7 +15,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from types import TracebackType
 from typing import Self
@@ -74,13 +74,14 @@ class Proxy:
         method: str | None = None,
         path: str | None = None,
         query: str | None = None,
+        headers: Mapping[str, str] | None = None,
         times: int | None = None,
         share: float = 1.0,
         seconds: float | None = None,
         after: int = 0,
     ) -> Iterator[RuleInForce]:
         """Do `action` to these requests while the block runs. See `Wanted`. Of two rules the newer one goes first."""
-        wanted = Wanted(method, path, query, after=after, times=times, share=share, seconds=seconds)
+        wanted = Wanted(method, path, query, headers or {}, after=after, times=times, share=share, seconds=seconds)
         with self._lock:
             rule = RuleInForce(action, wanted, seed=f"{self._seed}:{self._rules_made}")
             self._rules_made += 1
@@ -119,7 +120,7 @@ class Proxy:
         """Note a request, and what is to be done to it."""
         method, target, *_ = head.start
         path, _, query = target.partition("?")
-        seen = Seen(method, path, query)
+        seen = Seen(method, path, query, head.headers, time.monotonic())
         with self._lock:
             self.seen.append(seen)
             seen.action = next((rule.action for rule in reversed(self._rules) if rule.acts_on(seen)), None)

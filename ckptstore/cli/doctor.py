@@ -24,7 +24,7 @@ from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import RetryOptions, TransferOptions
 
-IMPATIENT = TransferOptions(part_bytes=PART_BYTES, retry=RetryOptions(attempts=3, deadline_seconds=20.0))
+IMPATIENT = TransferOptions(part_bytes=PART_BYTES, retry=RetryOptions(attempts=2, stall_timeout_seconds=10.0))
 """Parts of which two are uploaded, and tries that soon come to an end: whoever asks is waiting."""
 
 WORST_FIRST = (Exit.UNSUPPORTED, Exit.STORE, Exit.BAD)
@@ -94,7 +94,8 @@ def doctor(  # noqa: PLR0913  (an option each)
     )
     if policy is not None:
         print_json(bucket_policy(_opened(url).url, get_args(Role) if policy == EVERYBODY else [_role(policy)]))
-        print_note(POLICY_NOTES)
+        for line in POLICY_NOTES.splitlines():
+            print_note(line)
         return Exit.FINE
     if uploads:
         older = duration(older_than or "24h")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from ckptstore.cli.render import print_line, print_table, print_warning
-from ckptstore.maintenance.report import Check, Report
+from ckptstore.maintenance.report import Check, Group, Report
 from ckptstore.units import format_bytes
 
 SHOWN_KEYS = 5
@@ -11,18 +13,25 @@ SHOWN_KEYS = 5
 
 def print_report(report: Report) -> None:
     """Print a report: a line for each check, then what is to be done, then the answer."""
-    print_line(f"{report.url}  (engine {report.engine}, asked for a {report.role})")
+    checks = sorted(report.checks, key=lambda check: get_args(Group).index(check.group))
+    print_line(f"{report.url}  (engine {report.engine})")
     print_line()
-    rows = [(_loud(check), f"{check.group}: {check.name}", _value(check), check.message) for check in report.checks]
+    rows = [(_loud(check), f"{check.group}: {check.name}", _value(check), check.message) for check in checks]
     print_table(("VERDICT", "WHAT", "VALUE", "WHY"), rows, right=("VALUE",))
-    todo = [check for check in report.checks if check.hint and check.verdict != "ok"]
+    todo: dict[str, list[str]] = {}
+    for check in checks:
+        if check.hint and check.verdict != "ok":
+            todo.setdefault(check.hint, []).append(f"{check.group}: {check.name}")
     if todo:
         print_line()
         print_line("To do:")
-        for check in todo:
-            print_line(f"  {check.group}: {check.name}: {check.hint}")
+        for hint, names in todo.items():
+            print_line(f"  {'; '.join(names)}")
+            print_line(f"      {hint}")
     print_line()
-    print_line("; ".join(f"{_known(enough)} for a {role}" for role, enough in report.roles.items()) + ".")
+    failed = len(report.failed)
+    print_line(f"NOT FIT for a {report.role}: {failed} failed." if failed else f"Fit for a {report.role}.")
+    print_line(f"These credentials are {'; '.join(_enough(role, each) for role, each in report.roles.items())}.")
     sent, received = format_bytes(report.bytes_sent), format_bytes(report.bytes_received)
     print_line(f"{report.seconds:.1f} s; {sent} sent, {received} received.")
     if report.left_behind:
@@ -44,5 +53,5 @@ def _value(check: Check) -> str | None:
     return f"{check.value} {check.unit}" if check.unit else str(check.value)
 
 
-def _known(enough: bool | None) -> str:  # noqa: FBT001  (the value itself)
-    return "not known whether enough" if enough is None else "enough" if enough else "NOT ENOUGH"
+def _enough(role: str, known: bool | None) -> str:  # noqa: FBT001  (the value itself)
+    return f"{'perhaps enough' if known is None else 'enough' if known else 'NOT ENOUGH'} for a {role}"

@@ -9,7 +9,7 @@ from typing import Literal
 from ckptstore.errors import AccessDeniedError, CkptStoreError, Fact, UnsupportedError
 
 Verdict = Literal["ok", "warning", "failed", "unknown"]
-Group = Literal["store", "permission", "clock", "network", "bucket", "run"]
+Group = Literal["run", "store", "permission", "bucket", "clock", "network"]
 Role = Literal["reader", "trainer", "collector"]
 
 

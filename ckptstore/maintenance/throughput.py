@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ckptstore.clock import Clock
-from ckptstore.errors import OutcomeUnknownError, UnavailableError
+from ckptstore.errors import OutcomeUnknownError, StalledError, UnavailableError
 from ckptstore.maintenance.noting import DELETE
 from ckptstore.maintenance.report import Check
 from ckptstore.maintenance.visit import Visit
-from ckptstore.objectstore.port import ObjectStore, PutMode
+from ckptstore.objectstore.port import ObjectStore
 from ckptstore.units import KIB, MIB, format_bytes
 
 CONNECTIONS = (1, 4, 16)
@@ -146,7 +146,7 @@ class _Objects:
 
     def put(self, piece: bytes) -> int:
         key = self.visit.key(f"speed/{self.name}/{next(self._numbers)}")
-        self.store.put(key, piece, mode=PutMode.CREATE)
+        self.store.put(key, piece)  # nobody else uses this key
         self.sizes[key] = len(piece)
         return len(piece)
 
@@ -179,7 +179,7 @@ def _measured(
     try:
         bulk = measure(large[0], connections, clock=clock, seconds=SECONDS, max_requests=MAX_BYTES // large[1])
         quick = measure(small, connections, clock=clock, seconds=SMALL_SECONDS, max_requests=MAX_SMALL)
-    except (UnavailableError, OutcomeUnknownError) as error:
+    except (UnavailableError, StalledError, OutcomeUnknownError) as error:
         if connections == 1:
             raise
         hint = "Use fewer connections: parts_in_flight and fetches_in_flight of TransferOptions."

@@ -7,14 +7,23 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ckptstore.clock import Clock, IdSource
-from ckptstore.errors import AccessDeniedError, CkptStoreError, UnavailableError
+from ckptstore.errors import (
+    AccessDeniedError,
+    CkptStoreError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StalledError,
+    UnavailableError,
+)
 from ckptstore.format.layout import PROBE_PREFIX
 from ckptstore.maintenance.noting import NotingStore
 from ckptstore.maintenance.report import Began, Check, Group, Watch, failure, fine
 from ckptstore.objectstore.port import ObjectStore
 
+GONE = (UnavailableError, OutcomeUnknownError, StalledError)
+"""Tried again as often as is allowed, there was no answer, or none that tells."""
 GIVE_UP_AFTER = 2
-"""So many checks in a row may find the store unavailable; then it is, and nothing more can be told."""
+"""So many checks in a row without one: the store is gone, and nothing more can be told."""
 DELETES_IN_FLIGHT = 16
 
 
@@ -33,7 +42,7 @@ class Visit:
         self.clock, self.ids, self._watch = clock, ids, watch
         self.place = f"{PROBE_PREFIX}{ids.nonce()}/"
         self.checks: list[Check] = []
-        self._unavailable = 0
+        self._silent = 0
 
     def key(self, name: str) -> str:
         """Return a key of this visit's own place."""
@@ -59,7 +68,7 @@ class Visit:
                 which says nothing of what was to be seen.
 
         Raises:
-            UnavailableError: It is not the first check in a row that found the store unavailable.
+            UnavailableError: It is not the first check in a row without an answer. `OutcomeUnknownError` likewise.
         """
         self.begin(group, name)
         try:
@@ -67,11 +76,13 @@ class Visit:
         except AccessDeniedError as error:
             return self.tell(Check(group, name, "unknown", f"Not seen, because it is denied: {error.message}"))
         except CkptStoreError as error:
-            self._unavailable = self._unavailable + 1 if isinstance(error, UnavailableError) else 0
-            if self._unavailable >= GIVE_UP_AFTER:
+            # What was written and is not there is an answer, too.
+            silent = isinstance(error, GONE) and not isinstance(error.__cause__, NotFoundError)
+            self._silent = self._silent + 1 if silent else 0
+            if self._silent >= GIVE_UP_AFTER:
                 raise
             return self.tell(failure(group, name, error))
-        self._unavailable = 0
+        self._silent = 0
         return self.tell(fine(group, name, found) if isinstance(found, str) else found)
 
     def may_list_uploads(self) -> None:
@@ -97,11 +108,15 @@ class Visit:
         """
         if not self.store.written:
             return ()
+        try:  # a create whose reply was lost may have landed
+            self.store.written |= {info.key for info in self.store.list(self.place)}
+        except GONE:
+            return tuple(sorted(self.store.written))
+        except CkptStoreError:
+            pass
         with contextlib.suppress(CkptStoreError):
             for upload in self.store.list_uploads(self.place):
                 self.store.abort_upload(upload)
-        with contextlib.suppress(CkptStoreError):  # a create whose reply was lost may have landed
-            self.store.written |= {info.key for info in self.store.list(self.place)}
         self.delete(self.store.written)
         return tuple(sorted(self.store.written))
 

@@ -99,6 +99,7 @@ class Answer:
         code: The server's own name for the error.
         sent: False: it provably never arrived (no address, no connection, no TLS).
         ambiguous: An earlier try of the same request may have been carried out.
+        stalled: It was given up because nothing came in the time that it had.
         kind: Where the client's class of error says enough.
         reason: A few plain words where there is no status: `DNS failure`, `no answer in 20 s`. Never a foreign text.
         hint: What to do next, where the engine knows better than the table.
@@ -109,6 +110,7 @@ class Answer:
     code: str | None = None
     sent: bool = True
     ambiguous: bool = False
+    stalled: bool = False
     kind: type[CkptStoreError] | None = None
     reason: str = ""
     hint: str = ""
@@ -136,6 +138,7 @@ def error_for(answer: Answer, request: Request) -> CkptStoreError:
         status=answer.status,
         server_code=answer.code,
         retry_after_seconds=answer.retry_after_seconds,
+        **({"stalled": True} if answer.stalled else {}),
     )
 
 

@@ -34,7 +34,7 @@ _KINDS: tuple[tuple[type[Exception], Answer], ...] = (
     (PermissionError, Answer(kind=AccessDeniedError, reason="denied")),
     (NotImplementedError, Answer(kind=UnsupportedError, reason="this file system cannot do it")),
     (TypeError, Answer(kind=UnsupportedError, reason="it does not take what it is given", hint=_OPTIONS)),
-    (TimeoutError, Answer(reason="no answer in time")),
+    (TimeoutError, Answer(reason="no answer in time", stalled=True)),
 )
 
 

@@ -38,7 +38,7 @@ _FAILURES: _Table = (
     ),
     ((aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError), Answer(sent=False, reason="no connection")),
     ((aiohttp.ClientPayloadError,), Answer(reason="the connection ended in the middle of an answer")),
-    ((TimeoutError,), Answer(reason="no answer in time")),
+    ((TimeoutError,), Answer(reason="no answer in time", stalled=True)),
     ((aiohttp.ClientConnectionError, ConnectionError), Answer(reason="the connection ended without an answer")),
 )
 _NO_ISSUER = Answer(sent=False, reason="whoever issues credentials did not answer, or could not do so now")

@@ -157,7 +157,7 @@ def _read_silence(text: str, limit: float) -> Answer:
             return Answer(sent=False, kind=kind, reason=reason, hint=hint)
     what = _find(_KIND, text) or ""
     if what == "Timeout":
-        return Answer(reason=f"no answer in {limit:g} s")
+        return Answer(reason=f"no answer in {limit:g} s", stalled=True)
     if "NotPartial" in text:
         return Answer(kind=UnsupportedError, reason="a piece was asked for, and its answer says that it is the whole")
     if "HTTP error" in text:

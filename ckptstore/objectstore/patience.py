@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
-from ckptstore.errors import CkptStoreError
+from ckptstore.errors import CkptStoreError, StalledError, UnavailableError
 from ckptstore.options import RetryOptions
 
 
@@ -30,6 +30,13 @@ class Patience:
         self._longest = min(2 * self._longest, self._options.longest_pause_seconds)
         self._left -= 1
         return drawn if self._left >= 0 and self._clock.monotonic() + drawn <= self._deadline else None
+
+
+def given_up(error: CkptStoreError) -> CkptStoreError:
+    """Return what is raised where `error`, of the last try, leaves no other one: `StalledError` if nothing came."""
+    if isinstance(error, UnavailableError) and error.facts.get("stalled"):
+        return StalledError(error.message, hint="", **error.facts)
+    return error
 
 
 def asked_pause(error: CkptStoreError | None, longest: float) -> float:

@@ -71,7 +71,7 @@ class NotS3Error(Exception):
 
 # The first that fits. Not sent is only what provably never left.
 _BY_CLASS: list[tuple[tuple[type[Exception], ...], dict[str, Any]]] = [
-    ((TimeoutError, foreign.ReadTimeoutError), {"reason": "no answer in time"}),
+    ((TimeoutError, foreign.ReadTimeoutError), {"reason": "no answer in time", "stalled": True}),
     ((foreign.ConnectTimeoutError,), {"sent": False, "reason": "no connection in time", "hint": _SETTINGS}),
     ((foreign.ProxyConnectionError,), {"sent": False, "reason": "the proxy does not connect", "hint": _PROXY}),
     ((NotS3Error, ResponseParserError), {"reason": "the answer is not S3's", "hint": _NOT_S3}),
@@ -189,7 +189,7 @@ def _of_client(error: Exception) -> dict[str, Any]:
         return {**_SETTINGS_FAULT, "reason": f"there is no profile {profile!r:.80}", "hint": _PROFILE}
     known = next((known for classes, known in _BY_CLASS if isinstance(error, classes)), {})
     if isinstance(error, NoAnswerError):
-        known = {"reason": f"no answer in {error.seconds:.3g} s"}
+        known = {"reason": f"no answer in {error.seconds:.3g} s", "stalled": True}
     elif known is _SETTINGS_FAULT:
         known = {**known, "reason": f"refused here: {type(error).__name__}"}
     return known

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
-from ckptstore.errors import IntegrityError, OutcomeUnknownError, StalledError, UnavailableError, UnsupportedError
+from ckptstore.errors import IntegrityError, OutcomeUnknownError, UnavailableError, UnsupportedError
 from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.patience import Patience
+from ckptstore.objectstore.patience import Patience, given_up
 from ckptstore.objectstore.port import ObjectInfo
 from ckptstore.objectstore.s3_client import S3Client, within
-from ckptstore.objectstore.s3_errors import NoAnswerError, NotS3Error, translating
+from ckptstore.objectstore.s3_errors import NotS3Error, translating
 from ckptstore.options import RetryOptions
 from ckptstore.units import MIB
 
@@ -146,21 +146,16 @@ async def tried(
     """
     patience, ambiguous = patience or Patience(retry), False
     while True:
-        stalled: NoAnswerError | None = None
         try:
             with translating(request, ambiguous=ambiguous):
-                try:
-                    return await act()
-                except NoAnswerError as error:
-                    stalled = error
-                    raise
+                return await act()
         except (UnavailableError, OutcomeUnknownError) as error:
             pause = patience.pause_after(error)
             ambiguous = ambiguous or isinstance(error, OutcomeUnknownError)
-            if pause is None and stalled is not None:
-                raise StalledError(f"{request.doing} {request.url}: no answer in time.", key=request.key) from None
             if pause is None:
-                raise
+                if (ended := given_up(error)) is error:
+                    raise
+                raise ended from None
         await asyncio.sleep(pause)
 
 

@@ -303,7 +303,6 @@ class _Parts:
     async def _is_there(self, size: int) -> bool:
         """Return whether the object is there. Nobody else ever writes this key (I6)."""
         try:
-            answer = await self.place.send("head_object")
-        except Exception:  # noqa: BLE001  (it is not known to be there, for whatever reason)
+            return (await self.head()).size == size
+        except CkptStoreError:  # it is not known to be there, for whatever reason
             return False
-        return bool(answer["ContentLength"] == size)

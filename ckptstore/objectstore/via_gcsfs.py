@@ -21,6 +21,7 @@ from ckptstore.objectstore.gcs_options import fill_from_environment, read_option
 from ckptstore.objectstore.gcs_upload import CHUNK_UNIT, GcsUpload, Target
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range, fault_of_segments
 from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
+from ckptstore.objectstore.wrappers.retrying import RetryingStore
 from ckptstore.options import TransferOptions
 from ckptstore.units import MIB
 
@@ -155,7 +156,7 @@ class GcsfsStore:
             name,
             request,
             send=self._client.send,
-            head=lambda: self.head(key),
+            head=lambda: RetryingStore(self, options=self._transfer.retry).head(key),
             delete=lambda: self.delete(key),
         )
         chunk_bytes = -(-self._transfer.part_bytes // CHUNK_UNIT) * CHUNK_UNIT

@@ -22,6 +22,7 @@ from ckptstore.objectstore.obstore_s3 import S3Bucket
 from ckptstore.objectstore.obstore_service import Clients, Service, Use
 from ckptstore.objectstore.obstore_upload import ObstoreUpload
 from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
+from ckptstore.objectstore.wrappers.retrying import RetryingStore
 from ckptstore.options import MAX_PARTS, TransferOptions
 from ckptstore.units import format_bytes
 
@@ -154,7 +155,7 @@ class ObstoreStore:
             key=key,
             size=size,
             part_bytes=part_bytes,
-            head=lambda: self.head(key),
+            head=lambda: RetryingStore(self, options=self._transfer.retry).head(key),
         )
 
     def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:

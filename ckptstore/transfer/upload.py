@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
-from ckptstore.errors import IntegrityError, InvalidInputError, OutcomeUnknownError, UnavailableError
+from ckptstore.errors import IntegrityError, InvalidInputError, OutcomeUnknownError, StalledError, UnavailableError
 from ckptstore.format.checksum import LeafHasher, hexdigest
 from ckptstore.format.shard import Shard, ShardLayout, StoredItem, shard_root
 from ckptstore.objectstore.port import ObjectStore, Upload
@@ -42,6 +42,7 @@ def upload_shard(
         InvalidInputError: An item has more or fewer bytes than the layout says, or there are more or fewer items.
         IntegrityError: The store says that it holds another number of bytes.
         UnavailableError: The object may or may not be there: nothing refers to it, so nothing is lost by saving again.
+        StalledError: The same, after a time in which nothing came.
 
     If killed: nothing under `key`, or the whole shard; perhaps an incomplete upload. Nothing refers to either.
     """
@@ -80,7 +81,8 @@ def _uncommitted(key: str) -> Iterator[None]:
     try:
         yield
     except OutcomeUnknownError as error:  # only of a record does it matter: this key is the attempt's own (I6)
-        raise UnavailableError(
+        kind = StalledError if error.facts.get("stalled") else UnavailableError
+        raise kind(
             f"Whether {key} was stored is not known. Nothing was committed: {error.message}",
             hint="Save again.",
             **{**error.facts, "key": key},

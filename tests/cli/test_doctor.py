@@ -31,7 +31,7 @@ def test_a_sound_place_is_fine_and_nothing_of_a_run_is_made(ckptstore, tmp_path)
     ended = ckptstore("doctor", tmp_path / "run")
     assert ended.code == 0
     assert "ok       store: create once in a race" in ended.out
-    assert "enough for a trainer" in ended.out
+    assert "Fit for a trainer." in ended.out
     assert list(open_store(tmp_path / "run").list("")) == []
 
 
@@ -73,6 +73,7 @@ def test_a_run_is_not_changed_and_a_claim_without_a_commit_is_told(ckptstore, ru
         (Denies, ("delete",), ["--for", "collector"], 4),
         (Denies, ("create", "delete"), ["--for", "reader"], 0),
         (Denies, ("absent", "create"), [], 6),  # a job would be told so first
+        (Denies, ("absent", "list"), [], 6),
         (Denies, ("absent", "list", "create"), [], 4),
     ],
 )
@@ -118,6 +119,9 @@ def test_help_says_what_it_exits_with_and_what_it_leaves(ckptstore):
 def test_on_an_object_store_it_is_fine_and_an_unreadable_one_is_one_error(ckptstore, s3_url, monkeypatch):
     document = ckptstore("doctor", s3_url, "--json").json
     assert document["ok"] is True
+    settings = {check["name"]: check["verdict"] for check in document["checks"] if check["group"] == "bucket"}
+    assert settings.keys() == {"lifecycle rules", "incomplete uploads", "versioning", "object lock"}
+    assert settings["incomplete uploads"] == "warning"
     assert document["roles"]["trainer"] is True
     assert list(open_store(s3_url).list("")) == []
     ended = ckptstore("doctor", "s3://no-such-bucket-anywhere/run", "--json")

@@ -205,3 +205,31 @@ def test_an_interrupt_while_asking_changes_nothing(run):
     assert process.returncode == 130
     assert "Traceback" not in told
     assert len(list(open_store(run.url).list("log/"))) == slots
+
+
+def test_an_examination_that_is_interrupted_deletes_what_it_wrote(tmp_path):
+    place = tmp_path / "run"
+
+    def written():
+        return [path for path in place.rglob("*") if path.is_file()] if place.exists() else []
+
+    with subprocess.Popen(
+        [*COMMAND, "doctor", str(place)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not any("speed" in str(path) for path in written()):
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=LIMIT_SECONDS)
+    assert (process.returncode, out, "error: Stopped." in err) == (130, "", True)
+    assert written() == []
+
+
+def test_on_a_terminal_an_examination_says_what_it_is_doing(tmp_path):
+    with (
+        terminal() as (ours, theirs),
+        subprocess.Popen([*COMMAND, "doctor", str(tmp_path / "run")], stdout=subprocess.PIPE, stderr=theirs) as process,
+    ):
+        assert b"network: up" in read_until(ours, b"network: up")
+        process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 0

@@ -234,11 +234,12 @@ def test_an_agent_that_does_not_answer_is_an_outage_and_no_denial(scripted, issu
 
 
 ASK = """
-    import os, sys
+    import json, sys
     from ckptstore.errors import CkptStoreError
     from ckptstore.objectstore.urls import open_store
+    options = {"endpoint_url": sys.argv[1], **json.loads(sys.argv[2] if sys.argv[2:] else "{}")}
     try:
-        open_store("s3://bucket/run", storage_options={"endpoint_url": sys.argv[1]}).get("a", max_bytes=1)
+        open_store("s3://bucket/run", storage_options=options).get("a", max_bytes=1)
     except CkptStoreError as error:
         print(type(error).__name__, error)
     print(sorted({"botocore", "aiobotocore", "boto3"} & sys.modules.keys()))
@@ -295,14 +296,16 @@ def test_a_login_that_has_ended_asks_to_log_in_again(scripted, issuer, sso):
     assert scripted.seen == []
 
 
-@pytest.mark.parametrize("config", [False, True], ids=["no ~/.aws", "a region said"])
-def test_credentials_of_the_environment_load_no_botocore(scripted, tmp_path, config):
-    said = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": HUSH}
+@pytest.mark.parametrize("config", [False, True], ids=["no configuration", "a region said"])
+@pytest.mark.parametrize("way", ["environment", "options"])
+def test_credentials_that_are_said_load_no_botocore(scripted, tmp_path, way, config):
+    variables = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": HUSH} if way == "environment" else {}
+    options = {"key": "k", "secret": HUSH} if way == "options" else {}
     if config:
         (tmp_path / ".aws").mkdir()
         (tmp_path / ".aws" / "config").write_text("[default]\nregion=eu-west-1\n")
-        said["AWS_REGION"] = "eu-west-1"
-    printed = run(tmp_path, ASK, scripted.endpoint, **said)
+        variables["AWS_REGION"] = "eu-west-1"
+    printed = run(tmp_path, ASK, scripted.endpoint, json.dumps(options), **variables)
     assert re.fullmatch(r"NotFoundError .*\n\[\]\n", printed)
     assert who_asked(scripted) == [("k", None)]
 
@@ -355,6 +358,25 @@ def test_a_token_that_ends_while_an_upload_runs_is_renewed(scripted, issuer, mon
             time.sleep(1.2)
         assert begun.complete().size == 20 * MIB
     assert len(who_asked(scripted)) >= 3
+
+
+def test_credentials_that_end_in_the_middle_and_cannot_be_renewed_end_the_upload(scripted, issuer, monkeypatch):
+    issuer.seconds = 3.0
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{issuer.server.endpoint}/of-this-task")
+    issuer.server.script = lambda _method, _path, turn: (200, json.dumps(issuer.next())) if turn < 2 else None
+    scripted.script = lambda method, path, _: multipart(method, path, lambda _: (404, "NoSuchKey"))
+    store = opened(storage_options={"endpoint_url": scripted.endpoint})
+
+    def write():
+        with store.open_upload("shard", size=40 * MIB) as begun:
+            for _ in range(8):
+                begun.write(bytes(5 * MIB))
+                time.sleep(0.6)
+            begun.complete()
+
+    with pytest.raises(UnavailableError, match="container-role"):
+        write()
+    assert {method for method, path, _ in scripted.seen if "uploadId" in path} <= {"PUT"}
 
 
 def test_a_renewal_that_fails_matters_only_when_the_old_credentials_end(scripted, issuer, monkeypatch):

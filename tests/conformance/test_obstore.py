@@ -127,7 +127,7 @@ SHORT = TransferOptions(part_bytes=5 * MIB, retry=replace(QUICK, stall_timeout_s
 
 
 @pytest.mark.parametrize(
-    ("call", "expected", "tries"), [("create", OutcomeUnknownError, 1), ("get", UnavailableError, QUICK.attempts)]
+    ("call", "expected", "tries"), [("create", OutcomeUnknownError, 1), ("get", StalledError, QUICK.attempts)]
 )
 def test_a_server_that_never_answers_is_given_up(scripted, held, call, expected, tries):
     scripted.script = lambda *_: held.wait(30) and None
@@ -153,7 +153,7 @@ def test_a_read_that_comes_slowly_goes_on_and_one_that_stands_still_is_given_up(
     assert store.get("a", max_bytes=10) == b"x" * 8
     scripted.script = lambda *_: slowly(stands_still=True)
     began = time.monotonic()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(StalledError):
         store.get("a", max_bytes=10)
     assert time.monotonic() - began < 5
 

@@ -382,6 +382,8 @@ def test_a_share_is_drawn_with_the_seed(seaweedfs, proxied):
         ({"method": "GET"}, "abb"),
         ({"query": "(^|&)mark=1"}, "ab"),
         ({"path": "nowhere"}, ""),
+        ({"headers": {"host": r"^127\.0\.0\.1:\d+$"}, "method": "GET"}, "abb"),
+        ({"headers": {"host": "127", "x-mark": "."}}, ""),
         ({"seconds": 0.0}, ""),
         ({"seconds": 60.0}, "aabbab"),
         ({"share": 0.0}, ""),
@@ -392,12 +394,14 @@ def test_a_rule_acts_on_what_it_names(seaweedfs, proxied, wanted, acted_on):
     proxy = proxied(seaweedfs)
     requests = ["HEAD /a", "GET /a?mark=1", "GET /b", "HEAD /b?x=2&mark=1", "HEAD /a", "GET /b?mark=10"]
     requests[-1] = "GET /b?bookmark=1"
+    began = time.monotonic()
     with connection_to(proxy) as connection, proxy.rule(Answer(599), **wanted) as rule:
         for request in requests:
             connection.request(*request.split(" "))
             connection.getresponse().read()
     assert "".join(seen.path[1:] for seen in proxy.seen if seen.status == 599) == acted_on
     assert rule.hits == len(acted_on)
+    assert began <= proxy.seen[0].at < proxy.seen[-1].at <= time.monotonic()
 
 
 def test_the_newer_rule_goes_first_and_an_ended_one_does_nothing(seaweedfs, proxied):

@@ -4,6 +4,8 @@ import json
 
 import pytest
 from iam import Request, is_allowed
+from moto.iam.exceptions import MalformedPolicyDocument
+from moto.iam.policy_validation import IAMPolicyDocumentValidator
 
 from ckptstore.errors import InvalidInputError
 from ckptstore.format.layout import Stem
@@ -147,6 +149,17 @@ def test_somebody_else_may_do_nothing():
 def test_each_statement_has_a_name_of_its_own():
     sids = [statement["Sid"] for statement in bucket_policy(PLACES[0], ROLES)["Statement"]]
     assert len(sids) == len(set(sids))
+
+
+def test_its_form_is_what_amazon_accepts():
+    policy = bucket_policy("s3://bucket/runs/a*b", ROLES)
+    for statement in policy["Statement"]:
+        del statement["Principal"]  # the validator is for policies of users
+    IAMPolicyDocumentValidator(json.dumps(policy)).validate()
+    for spoil in ({"Effect": "Maybe"}, {"Action": ["PutObject"]}, {"Condition": {"Nil": {"s3:if-none-match": "true"}}}):
+        spoiled = {**policy, "Statement": [{**policy["Statement"][0], **spoil}]}
+        with pytest.raises(MalformedPolicyDocument):
+            IAMPolicyDocumentValidator(json.dumps(spoiled)).validate()
 
 
 def test_a_policy_that_is_too_long_is_refused():

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
 from ckptstore.errors import CkptStoreError, OutcomeUnknownError, UnavailableError
-from ckptstore.objectstore.patience import Patience
+from ckptstore.objectstore.patience import Patience, given_up
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.options import RetryOptions
@@ -21,6 +21,8 @@ Result = TypeVar("Result")
 
 class RetryingStore(ForwardingStore):
     """What was `UnavailableError` is tried again, with full jitter. What is absent stays absent at once.
+
+    Where nothing came in time, the last time either, what is read ends in `StalledError`.
 
     Overwriting and deleting have the same effect twice, so they are tried again also where nobody knows.
 
@@ -93,6 +95,8 @@ class RetryingStore(ForwardingStore):
                     # What a later try answers proves nothing about the one that may have been carried out.
                     raise OutcomeUnknownError(error.message, hint=error.hint, **error.facts) from error
                 if pause is None:
-                    raise
+                    if (ended := given_up(error)) is error:
+                        raise
+                    raise ended from error
                 ambiguous = ambiguous or unknown
             self._clock.sleep(pause)
