@@ -21,7 +21,8 @@ SingleWriter = Annotated[
     bool,
     typer.Option(
         "--assume-single-writer",
-        help="Your promise that nobody else writes to this run now; for stores that cannot create only-if-absent.",
+        help="Your promise that nobody else writes to this run now; for stores that cannot create only-if-absent. "
+        "Fencing does not hold then.",
     ),
 ]
 Holder = Annotated[str, typer.Option(metavar="WHO", help="Who holds it: a job, a person, a team.")]
@@ -124,7 +125,10 @@ def unpin(url: Url, name: Name, *, holder: Holder, single_writer: SingleWriter =
 
 def _opened(url: str, *, single_writer: bool) -> CheckpointStore:
     if single_writer:
-        print_warning("A single writer is promised: if another process writes now, a checkpoint may be lost.")
+        print_warning(
+            "A single writer is promised, so fencing does not hold: if another process writes now, "
+            "a checkpoint may be lost."
+        )
     return open_run(url, log=LogOptions(assume_single_writer=single_writer))
 
 

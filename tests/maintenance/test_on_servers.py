@@ -25,10 +25,8 @@ DENIED = s3_error(403, "AccessDenied")
 S3 = ("obstore-seaweedfs", "s3fs-seaweedfs")
 
 
-@on("memory", "files", "fsspec-memory", "fsspec-files", *S3, "s3fs-moto", "gcsfs-fakegcs")
+@on("memory", "files", "fsspec-memory", *S3, "s3fs-moto", "gcsfs-fakegcs")
 def test_every_engine_is_fit_for_a_trainer_and_nothing_is_left(place):
-    if place.engine == "fsspec":
-        pytest.importorskip("ckptstore.objectstore.via_fsspec")
     store = place.store(transfer=BRIEFLY)
     report = examine(store, scope=Scope(network=False), again=lambda: place.store(transfer=BRIEFLY))
     assert report.failed == []
@@ -38,11 +36,11 @@ def test_every_engine_is_fit_for_a_trainer_and_nothing_is_left(place):
         assert [path for path in Path(place.url).rglob("*") if path.is_file()] == []
 
 
-@on("obstore-rclone", "s3fs-rclone", "obstore-juicefs", "s3fs-juicefs")
-def test_a_server_that_ignores_the_condition_is_not_fit(place):
+@on("obstore-rclone", "s3fs-rclone", "obstore-juicefs", "s3fs-juicefs", "fsspec-files")
+def test_what_cannot_create_once_is_not_fit_and_the_rest_is_looked_at_all_the_same(place):
     report = examine(place.store(transfer=BRIEFLY), scope=Scope(multipart=False, network=False))
     assert report.refuses_writing
-    assert {"create once", "create once in a race"} <= {check.name for check in report.failed}
+    assert {check.name for check in report.failed} == {"create once", "create once in a race"}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,5 @@ def test_the_speed_of_a_line_is_what_is_measured(place, proxied, monkeypatch):
     visit = Visit(store, clock=SystemClock(), ids=SystemIds(), watch=unwatched)
     visit.store.allowed.add("delete")
     throughput.check_throughput(visit)
-    assert {check.name: check.value for check in visit.checks} == {
-        "up, 4 connections": pytest.approx(4, rel=0.5),
-        "down, 4 connections": pytest.approx(4, rel=0.5),
-    }
+    assert [check.name for check in visit.checks] == ["up, 4 connections", "down, 4 connections"]
+    assert all(1 < check.value < 6 for check in visit.checks)  # a busy machine is slower than the line
