@@ -70,6 +70,8 @@ class ObstoreStore:
         """Return the whole object. See `ObjectStore.get`."""
         with self._asking("GET", key, use=Use.READ) as (client, path):
             result = client.get(path)
+            if result.meta["e_tag"] is None and str(result.attributes.get("Content-Type")).startswith("text/html"):
+                raise _not_a_store(f"GET {self.url}/{key}")
             if result.meta["size"] > max_bytes:
                 raise IntegrityError(
                     f"{key} has {result.meta['size']} bytes, at most {max_bytes} are allowed.", key=key
@@ -188,10 +190,7 @@ class ObstoreStore:
             raise
         except IntegrityError:
             pass
-        raise InvalidInputError(
-            f"LIST {self.url}/{prefix}: an answer that is none of an object store.",
-            hint="Check the endpoint, HTTPS_PROXY and NO_PROXY.",
-        )
+        raise _not_a_store(f"LIST {self.url}/{prefix}")
 
     def _info(self, meta: Mapping[str, Any], key: str) -> ObjectInfo:
         return ObjectInfo(key, meta["size"], _plain_etag(meta["e_tag"]), meta["last_modified"].timestamp())
@@ -235,6 +234,13 @@ def open_gcs(bucket: str, prefix: str, *, options: Mapping[str, Any], transfer: 
         UnsupportedError: An option is for another engine.
     """
     return ObstoreStore(GcsBucket(bucket, options), prefix, transfer=transfer)
+
+
+def _not_a_store(asked: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{asked}: an answer that is none of an object store.",
+        hint="Something else answers there: check the endpoint, HTTPS_PROXY and NO_PROXY.",
+    )
 
 
 def _rebuilt(service: Service, prefix: str, transfer: TransferOptions) -> ObstoreStore:
