@@ -13,6 +13,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from typing import Any, TypeVar
 
+from botocore.exceptions import ClientError
+
 from ckptstore.objectstore import loop
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.s3_endpoint import is_private
@@ -29,10 +31,14 @@ OPEN_SECONDS = 30.0
 _CONNECT_SECONDS = 5.0
 _SILENCE_SECONDS = 600.0  # each request has its own, shorter limit
 _CONNECTIONS = 64
+# What a server says of credentials that were good and are not any longer, or not yet.
+_ENDED = ("ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken", "TokenRefreshRequired")
 
 
 class S3Client:
     """A client that any thread may use. It belongs to this process: a forked child opens another.
+
+    Where the server calls the credentials ended, and they were looked up, they are looked up anew for the next request.
 
     Args:
         options: The settings that travel with the requests.
@@ -41,6 +47,7 @@ class S3Client:
 
     def __init__(self, options: S3Options, open_: Callable[[], Awaitable[Opened]]) -> None:
         self._extras, self._cell = _extras(options), _Cell(partial(_opened, open_, options))
+        self._looks_up = options.key is None and not options.anon
         weakref.finalize(self, _close, self._cell).atexit = False  # the loop does it then
 
     def run(self, request: Request, work: Callable[[], Awaitable[Result]], *, limit: float = MAX_SECONDS) -> Result:
@@ -70,8 +77,13 @@ class S3Client:
             raise NotOpenedError(error) from error
         model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation])
         extras = {name: value for name, value in self._extras.items() if name in model.input_shape.members}
-        async with within(seconds):
-            answer = await getattr(client, operation)(**extras, **parameters)
+        try:
+            async with within(seconds):
+                answer = await getattr(client, operation)(**extras, **parameters)
+        except ClientError as error:
+            if self._looks_up and error.response.get("Error", {}).get("Code") in _ENDED:
+                self._cell.renew(client)
+            raise
         refuse_foreign(operation, answer)
         return answer
 
@@ -204,6 +216,17 @@ class _Cell:
     def __init__(self, open_: Callable[[], Awaitable[Opened]]) -> None:
         self.open = open_
         self.held: tuple[asyncio.AbstractEventLoop, asyncio.Task[Opened]] | None = None
+        self.ending: set[asyncio.Task[None]] = set()
+
+    def renew(self, client: Any) -> None:
+        """Open another client for the next request. What is under way goes on with this one."""
+        held = self.held
+        if held is not None and held[1].done() and held[1].result()[0] is client:
+            self.held = None
+            loop.not_at_end(self.close)
+            task = held[0].create_task(_close_later(held[1].result()[1]))
+            self.ending.add(task)
+            task.add_done_callback(self.ending.discard)
 
     async def client(self) -> Any:
         here = asyncio.get_running_loop()
@@ -240,6 +263,14 @@ def _close(cell: _Cell) -> None:
     held = cell.held
     if held is not None and not loop.spawn(held[0], cell.close()):
         _left.append(held)
+
+
+async def _close_later(close: Callable[[], Awaitable[object]]) -> None:
+    try:
+        await asyncio.sleep(_SILENCE_SECONDS)
+    finally:  # also when the loop ends
+        with contextlib.suppress(Exception):
+            await close()
 
 
 async def _coroutine(work: Callable[[], Awaitable[Result]]) -> Result:
