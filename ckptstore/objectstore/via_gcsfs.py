@@ -54,6 +54,7 @@ class GcsfsStore:
         self._bucket, self._root = bucket, f"{prefix}/" if prefix else ""
         self._given, self._transfer = dict(options), transfer
         access = fill_from_environment(read_options(options))
+        self.endpoint = access.endpoint_url
         together = max(transfer.parts_in_flight, transfer.fetches_in_flight)
         pace = Pace(transfer.retry.stall_timeout_seconds, SLOWEST_BYTES_PER_SECOND / together)
         self._client = GcsClient(access, pace=pace)
