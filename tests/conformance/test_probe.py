@@ -127,9 +127,9 @@ def test_a_create_that_never_arrived_does_not_make_a_store_unfit(fault, which):
 
 
 class TakesOneWritePerObject(ForwardingStore):
-    """Google's storage: the writes of one object must lie `seconds` apart. `taken`: those that were not refused."""
+    """Google's storage: the writes of one object must lie `seconds` apart."""
 
-    def __init__(self, inner, seconds=0.2, keeps=True):
+    def __init__(self, inner, *, seconds=0.2, keeps=True):
         super().__init__(inner)
         self.seconds, self.keeps, self.at, self.lock = seconds, keeps, {}, threading.Lock()
 
