@@ -2,6 +2,8 @@
 
 python -m examples.demo --store file      (or: make demo)
 python -m examples.demo --store s3        (or: make demo STORE=s3; starts an S3 server on this machine)
+python -m examples.demo --store s3fs      (the same by another engine)
+python -m examples.demo --store gcs       (starts a server that speaks Google's API)
 """
 
 from __future__ import annotations
@@ -10,39 +12,58 @@ import argparse
 import contextlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
 STEPS, SAVE_EVERY, KILL_STEP = 40, 5, 20
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the run is.
+
+    Args:
+        url: Its root.
+        engine: What moves the bytes; None: what is usual for the URL.
+        environment: What a process finds in its environment so that it reaches the store.
+    """
+
+    url: str
+    engine: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def arguments(self) -> list[str]:
+        """What both the script and the command are told besides the URL."""
+        return [f"--engine={self.engine}"] if self.engine else []
+
+
 @contextlib.contextmanager
-def a_store(kind: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the run's URL and the environment that reaches it; everything is removed afterwards."""
+def a_store(kind: str) -> Iterator[Place]:
+    """Yield where the run is to be; everything is removed afterwards."""
     if kind == "file":
-        folder = tempfile.mkdtemp(prefix="ckptstore-demo-")
-        try:
-            yield f"{folder}/runs/gpt", {}
-        finally:
-            shutil.rmtree(folder)
+        with tempfile.TemporaryDirectory(prefix="ckptstore-demo-") as folder:
+            yield Place(f"{folder}/runs/gpt")
         return
-    from localstack.seaweedfs import SeaweedFS  # noqa: PLC0415  (only this choice needs a server)
+    from localstack.fake_gcs import FakeGcs  # noqa: PLC0415  (only these choices need a server)
+    from localstack.seaweedfs import SeaweedFS  # noqa: PLC0415  (the same)
 
-    with SeaweedFS() as server:
-        yield f"s3://{server.bucket}/runs/gpt", server.environment
+    with FakeGcs() if kind == "gcs" else SeaweedFS() as server:
+        yield Place(server.url("runs/gpt"), "s3fs" if kind == "s3fs" else None, server.environment)
 
 
-def train(url: str, environment: dict[str, str], *, ranks: int, extra: tuple[str, ...] = ()) -> dict[int, float]:
+def train(place: Place, *, ranks: int, extra: tuple[str, ...] = ()) -> dict[int, float]:
     """Run the training script under torchrun, echo what it prints, and return the loss by step."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += [str(HERE / "train_gpt.py"), url, f"--steps={STEPS}", f"--save-every={SAVE_EVERY}", *extra]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent), **environment}
+    command += [str(HERE / "train_gpt.py"), place.url, *place.arguments]
+    command += [f"--steps={STEPS}", f"--save-every={SAVE_EVERY}", *extra]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent), **place.environment}
     losses: dict[int, float] = {}
     with subprocess.Popen(  # noqa: S603  (our own script)
         command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -56,27 +77,28 @@ def train(url: str, environment: dict[str, str], *, ranks: int, extra: tuple[str
     return losses
 
 
-def show(*command: str, environment: dict[str, str]) -> None:
+def show(place: Place, name: str, *more: str) -> None:
     """Run one command of ours and let it print."""
+    command = [name, place.url, *more, *place.arguments]
     print(f"\n$ ckptstore {' '.join(command)}", flush=True)
-    variables = {**os.environ, "PYTHONPATH": str(HERE.parent), **environment}
+    variables = {**os.environ, "PYTHONPATH": str(HERE.parent), **place.environment}
     subprocess.run([sys.executable, "-m", "ckptstore.cli", *command], env=variables, check=True)  # noqa: S603
 
 
 def main() -> int:
     """Run the demo; exit with 1 if the resumed run did not go on where the committed one stood."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--store", choices=["file", "s3"], default="file")
+    parser.add_argument("--store", choices=["file", "s3", "s3fs", "gcs"], default="file")
     store, began = parser.parse_args().store, time.monotonic()
-    with a_store(store) as (url, environment):
-        print(f"1. Four ranks train and save to {url}; rank 2 is killed in the save of step {KILL_STEP}.")
-        before = train(url, environment, ranks=4, extra=("--kill-rank=2", f"--kill-step={KILL_STEP}"))
+    with a_store(store) as place:
+        print(f"1. Four ranks train and save to {place.url}; rank 2 is killed in the save of step {KILL_STEP}.")
+        before = train(place, ranks=4, extra=("--kill-rank=2", f"--kill-step={KILL_STEP}"))
         print("\n2. What the store holds now: what is committed, what is ignored, and why.")
-        show("ls", url, "--all", environment=environment)
+        show(place, "ls", "--all")
         print("\n3. Three ranks go on from the newest committed checkpoint.")
-        after = train(url, environment, ranks=3)
-        show("ls", url, "--all", environment=environment)
-        show("verify", url, "--level", "full", environment=environment)
+        after = train(place, ranks=3)
+        show(place, "ls", "--all")
+        show(place, "verify", "--level", "full")
         both = sorted(before.keys() & after.keys())
         print("\n4. The loss of the steps that both runs did (four ranks, three ranks, difference):")
         for step in both:

@@ -77,6 +77,7 @@ def parse() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("url", help="root of the run, e.g. ./runs/gpt or s3://bucket/runs/gpt")
+    parser.add_argument("--engine", help="what moves the bytes, where a URL has several: s3fs, e.g.")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--kill-rank", type=int, help="this rank kills itself (SIGKILL) as its upload begins")
@@ -90,13 +91,12 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> d
     return {"model": weights, "optimizer": moments, "progress": {"step": torch.tensor(step)}}
 
 
-def resume(url: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def resume(reader: sw.CkptStoreReader, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Load the newest committed checkpoint; return its step, or 0 for a fresh start.
 
     Every rank calls `sw.load`, which lets all of them load the same checkpoint or raise the same error.
     """
     state = state_of(model, optimizer, 0)
-    reader = sw.CkptStoreReader(url)
     try:
         sw.load(state, storage_reader=reader)
     except NotFoundError:
@@ -129,13 +129,13 @@ def main() -> None:
         fully_shard(block)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    step = resume(args.url, model, optimizer)
+    step = resume(sw.CkptStoreReader(args.url, engine=args.engine), model, optimizer)
 
     def die_in_the_middle(event: Event) -> None:
         if isinstance(event, UploadBegan) and (rank, step) == (args.kill_rank, args.kill_step):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    writer = sw.CkptStoreWriter(args.url, observer=die_in_the_middle)
+    writer = sw.CkptStoreWriter(args.url, engine=args.engine, observer=die_in_the_middle)
     while step < args.steps:
         inputs, targets = batch_of(text, step, rank, world_size)
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())

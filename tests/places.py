@@ -10,6 +10,7 @@ import pytest
 from ckptstore import CheckpointStore
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import LogOptions
+from ckptstore.protocol.capable import PROBED, place_of
 from localstack.server import Server
 
 SERVERS = {
@@ -22,6 +23,18 @@ SERVERS = {
     "azurite": "azurite",
 }
 """The fixture of each server."""
+
+LOCAL = ("memory", "files", "fsspec-memory", "fsspec-files")
+ON_SERVERS = (
+    "obstore-seaweedfs",
+    "obstore-moto",
+    "s3fs-seaweedfs",
+    "s3fs-moto",
+    "gcsfs-fakegcs",
+    "obstore-azurite",
+)
+EVERY = ("memory", "files", "fsspec-memory", *ON_SERVERS)
+"""Wherever a run may be written to."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,17 @@ class Place:
     def store(self, **more):
         return open_store(self.url, **self.access, **more)
 
+    def contents(self):
+        """Return every object with its bytes."""
+        store = self.store()
+        return {info.key: store.get(info.key, max_bytes=1 << 28) for info in store.list("")}
+
+    def probed(self):
+        """Let this process take the store for fit, which has tests of its own: racing creates take a server seconds."""
+        store = self.store()
+        PROBED.add(place_of(store))
+        return self
+
     def opened(self):
         return CheckpointStore.open(self.url, **self.access, log=LogOptions(assume_single_writer=self.promised))
 
@@ -73,6 +97,10 @@ class Place:
         import storage_writers as sw  # noqa: PLC0415  (the same)
 
         return sw.CkptStoreReader(self.url, **self.access, **more)
+
+    def below(self, name):
+        """Return a place under this one."""
+        return replace(self, url=f"{self.url}/{name}")
 
     def through(self, endpoint):
         """Return the same place, reached through a proxy."""
@@ -91,7 +119,7 @@ def place_at(name: str, request: pytest.FixtureRequest) -> Place:
     fresh = secrets.token_hex(8)
     if name in ("memory", "fsspec-memory"):
         return Place(f"memory://{fresh}", *(["fsspec"] if name != "memory" else []))
-    if name in ("files", "fsspec-files"):
+    if name in LOCAL:
         root = request.getfixturevalue("tmp_path") / "run"
         return Place(str(root), *(["fsspec"] if name != "files" else []))
     engine, _, server_name = name.partition("-")
@@ -106,6 +134,5 @@ def on(*names: str) -> pytest.MarkDecorator:
 
 def at(name: str, *values: object) -> pytest.ParameterSet:
     """Return the parameters of one test of several: the place, and what else there is."""
-    local = name in ("memory", "files", "fsspec-memory", "fsspec-files")
     called = ", ".join(map(str, (name, *values)))
-    return pytest.param(name, *values, id=called, marks=[] if local else pytest.mark.servers)
+    return pytest.param(name, *values, id=called, marks=[] if name in LOCAL else pytest.mark.servers)

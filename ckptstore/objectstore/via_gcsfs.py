@@ -10,6 +10,7 @@ from ckptstore.errors import (
     AccessDeniedError,
     CkptStoreError,
     IntegrityError,
+    InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
     UnsupportedError,
@@ -24,11 +25,12 @@ from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_rang
 from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
 from ckptstore.objectstore.wrappers.retrying import RetryingStore
 from ckptstore.options import TransferOptions
-from ckptstore.units import MIB
+from ckptstore.units import MIB, TIB, format_bytes
 
 PAGE_KEYS = 1000
 SLOWEST_BYTES_PER_SECOND = MIB  # of all that is on its way at once
 MAX_PAGE_BYTES = 16 * MIB
+MAX_OBJECT_BYTES = 5 * TIB
 _PARTIAL, _NOT_FOUND = 206, 404
 
 
@@ -55,6 +57,7 @@ class GcsfsStore:
         self._bucket, self._root = bucket, f"{prefix}/" if prefix else ""
         self._given, self._transfer = dict(options), transfer
         access = fill_from_environment(read_options(options))
+        self.endpoint = access.endpoint_url
         together = max(transfer.parts_in_flight, transfer.fetches_in_flight)
         pace = Pace(transfer.retry.stall_timeout_seconds, SLOWEST_BYTES_PER_SECOND / together)
         self._client = GcsClient(access, pace=pace)
@@ -148,9 +151,18 @@ class GcsfsStore:
     def open_upload(self, key: str, *, size: int) -> GcsUpload:
         """Begin to stream an object. See `ObjectStore.open_upload`.
 
+        Raises:
+            InvalidInputError: It is larger than the service takes.
+
         If killed: an incomplete upload, invisible under its key, which the server forgets after a week.
         """
         name, request = self._root + checked_key(key), self._request("PUT", key, writes=True)
+        if size > MAX_OBJECT_BYTES:
+            raise InvalidInputError(
+                f"{request.url} would have {format_bytes(size)}; the service takes {format_bytes(MAX_OBJECT_BYTES)}.",
+                hint="Write smaller shards: use more ranks, or split the largest tensors.",
+                key=key,
+            )
         self._check_bucket(request)
         target = Target(
             self._bucket,

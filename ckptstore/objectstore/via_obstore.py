@@ -42,6 +42,7 @@ class ObstoreStore:
 
     def __init__(self, service: Service, prefix: str, *, transfer: TransferOptions) -> None:
         self.url = f"{service.url}/{prefix}".rstrip("/")
+        self.endpoint = service.endpoint
         self._root = f"{prefix}/" if prefix else ""
         self._service, self._transfer = service, transfer
         self._clients = Clients(service, transfer)

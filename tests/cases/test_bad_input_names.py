@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from places import ON_SERVERS, on
 from refusals import SAVES, command, command_told, contents, load, loaded, nothing_written, save, told
 
 import storage_writers as sw
@@ -10,6 +11,7 @@ from ckptstore.errors import InvalidInputError, NotFoundError
 
 ODD = ["a/b", "*", "?", "[12]", "#", "100%", "%2F", "two words", "ñandú", ".", "..", "../../x", "a.t0001.a0001.0"]
 ODD += ["a\0b", "new\nline", "😀" * 9, "-", "--all", "a@", "a@b", "~", "CON", "latest.json", "x" * 120]
+PATTERNS = ["run1", "run[1]", "run*", "run?", "{run1,run}", "step#5", "a b+c", "p%20q", "p q", "café", "a//b", "a/"]
 BAD = ["", "x" * 121, "x" * 600, "ñ" * 21, "a@12", "@0", "\ud800", "a\udcff"]
 
 
@@ -36,18 +38,20 @@ def test_a_name_that_can_be_recorded_is_saved_found_loaded_verified_and_listed_a
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
-@pytest.mark.servers
-def test_such_names_can_be_used_on_an_object_store(s3_url):
-    for number, name in enumerate(ODD[:16]):
-        sw.save({"x": torch.tensor(number)}, checkpoint_id=name, storage_writer=sw.CkptStoreWriter(s3_url))
-    store = CheckpointStore.open(s3_url)
-    assert [each.checkpoint_id for each in store.checkpoints()] == ODD[15::-1]
-    for number, name in enumerate(ODD[:16]):
+@on("memory", "fsspec-memory", *ON_SERVERS)
+def test_such_names_and_those_that_look_like_patterns_can_be_used_on_every_store(place):
+    names, writer = [*ODD[:6], *PATTERNS], place.probed().writer()
+    for number, name in enumerate(names):
+        sw.save({"x": torch.tensor(number)}, checkpoint_id=name, storage_writer=writer)
+    store = place.opened()
+    assert [each.checkpoint_id for each in store.checkpoints()] == names[::-1]
+    for number, name in enumerate(names):
         assert store.verify(store.get(name), level="full").ok
         target = {"x": torch.tensor(-1)}
-        sw.load(target, checkpoint_id=name, storage_reader=sw.CkptStoreReader(s3_url))
+        sw.load(target, checkpoint_id=name, storage_reader=place.reader())
         assert target["x"] == number
-    assert command("ls", s3_url)[1]["committed"][0]["checkpoint_id"] == ODD[15]
+    listed = command("ls", place.url, *place.arguments)[1]["committed"]
+    assert [each["checkpoint_id"] for each in listed] == names[::-1]
 
 
 @pytest.mark.parametrize("call", SAVES)

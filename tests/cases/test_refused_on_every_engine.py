@@ -23,11 +23,6 @@ def save_shares(root, name, seed):
     sw.save(sharded(seed), checkpoint_id=name, storage_writer=sw.CkptStoreWriter(root))
 
 
-def contents(place):
-    store = place.store()
-    return {info.key: store.get(info.key, max_bytes=1 << 28) for info in store.list("")}
-
-
 def copy(root, place):
     """Copy a run, file by file, by a client that knows nothing of it."""
     if place.server is None:
@@ -54,12 +49,12 @@ def copied(place, gang, tmp_path):
 def test_a_save_is_refused_with_what_would_be_lost_and_nothing_is_left(place, call):
     error = told(lambda: SAVES[call](state(), checkpoint_id="a", storage_writer=place.writer()), UnsupportedError, LOST)
     assert "assume_single_writer=True" in error.hint
-    assert contents(place) == {}
+    assert place.contents() == {}
 
 
 @on_every_refused_store
 def test_a_run_that_was_copied_there_is_read_listed_and_verified_and_stays_as_it_is(copied):
-    before = contents(copied)
+    before = copied.contents()
     for call in LOADS:
         found = blank(unsharded(0))
         LOADS[call](found, storage_reader=copied.reader())
@@ -73,7 +68,7 @@ def test_a_run_that_was_copied_there_is_read_listed_and_verified_and_stays_as_it
     told(lambda: sw.save(state(), checkpoint_id="a", storage_writer=copied.writer()), UnsupportedError, LOST)
     command_told("pin", copied.url, "step-1", "--holder", "x", *copied.arguments, kind=UnsupportedError, names=(LOST,))
     command_told("rollback", copied.url, "step-1", "--yes", *copied.arguments, kind=UnsupportedError, names=(LOST,))
-    assert contents(copied) == before
+    assert copied.contents() == before
 
 
 @on_every_refused_store

@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor, Shard
 
 import storage_writers as sw
 from ckptstore.errors import UnsupportedError
-from ckptstore.protocol.capable import PROBED
 
 SMALL = 6_000
 MARKS = 10**9
@@ -34,12 +33,6 @@ def unfinished(place):
         return [int(upload.key.split("/")[1], 16) for upload in looked_at.store().list_uploads("data/")]
     except UnsupportedError:
         return None
-
-
-def skip_probe(place):
-    """Let this process take the store for probed, which has tests of its own: racing creates take a server seconds."""
-    store = place.store()
-    PROBED.add((store.engine, store.url))
 
 
 def values(mark, rows):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
-from jobs import SMALL, attempts, history, job, loaded, objects, read_afresh, skip_probe, state, unfinished
+from jobs import SMALL, attempts, history, job, loaded, objects, read_afresh, state, unfinished
 from places import at, on
 from torch.distributed.checkpoint import DefaultSavePlanner
 
@@ -128,7 +128,7 @@ def reacher(moment, reached_by, victim):
 
 def save_and_be_killed(place, rows, *death):
     """Save twice; the second save ends in a death."""
-    skip_probe(place)
+    place.probed()
     reach = reacher(*death)
     sw.save(state(1), checkpoint_id="step-1", storage_writer=place.writer())
     sw.save(state(2, rows), checkpoint_id="step-2", storage_writer=Watched(place, reach))
@@ -168,7 +168,7 @@ def be_killed_before_the_first_byte(place, rows, *death):
 
 def resume_and_save(place, rows):
     """Load the newest on all ranks, save the next, and load that; return whose states they were."""
-    skip_probe(place)
+    place.probed()
     before = loaded(place, rows)
     sw.save(state(3), checkpoint_id="step-3", storage_writer=place.writer())
     return before, loaded(place)

@@ -6,7 +6,9 @@ import time
 from places import on
 from scenes import transfer
 
+from ckptstore.clock import SystemIds
 from ckptstore.events import HintFailed
+from ckptstore.objectstore.probe import probe
 from ckptstore.options import RetryOptions
 
 ONCE = RetryOptions(attempts=1)
@@ -46,3 +48,10 @@ def test_five_saves_in_two_seconds_all_commit_though_the_hint_is_refused(scene, 
     assert latest(by_the_book, scene) == "step-1"
     assert scene.open().latest().checkpoint_id == "step-6"
     scene.check(*(f"step-{step}" for step in range(1, 7)))
+
+
+@on("gcsfs-book")
+def test_the_probe_waits_its_turn_and_finds_the_store_fit(scene, by_the_book):
+    by_the_book.gcs.seconds_between_writes = 1
+    probe(scene.through.store(), ids=SystemIds(), prefix="probe/")
+    assert by_the_book.gcs.too_soon
