@@ -172,7 +172,7 @@ class ObstoreStore:
             key=key,
             size=size,
             part_bytes=part_bytes,
-            head=lambda: RetryingStore(self, options=self._transfer.retry).head(key),
+            store=RetryingStore(self, options=self._transfer.retry),
         )
 
     def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:

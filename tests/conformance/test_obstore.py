@@ -327,14 +327,11 @@ def test_a_part_that_fails_ends_the_upload_and_nothing_is_completed(scripted):
 @pytest.mark.parametrize("size", [1, 6 * MIB], ids=["one request", "parts"])
 @pytest.mark.parametrize("algorithm", ["CRC64NVME", None])
 def test_every_body_carries_its_checksum_unless_told_not_to(scripted, size, algorithm):
+    there = (*THERE[:2], ("Content-Length", str(size)), *THERE[3:])
+    end = (206, "\0", ("Content-Range", "bytes 0-0/1"), *THERE[3:], ("Raw", ""))
+    done = (200, "<CompleteMultipartUploadResult><ETag>e-2</ETag></CompleteMultipartUploadResult>")
     scripted.script = lambda method, path, _: multipart(
-        method,
-        path,
-        lambda method: (
-            (*THERE[:2], ("Content-Length", str(size)), *THERE[3:])
-            if method == "HEAD"
-            else (200, "<CompleteMultipartUploadResult><ETag>e-2</ETag></CompleteMultipartUploadResult>")
-        ),
+        method, path, lambda method: {"HEAD": there, "GET": end}.get(method, done)
     )
     options = scripted.options | {"checksum_algorithm": algorithm}
     upload(opened(storage_options=options), size)

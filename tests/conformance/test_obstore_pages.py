@@ -3,7 +3,7 @@
 import secrets
 
 import pytest
-from scripted import CALLS, THERE, opened
+from scripted import CALLS, THERE, multipart, opened, upload
 
 from ckptstore.errors import (
     AlreadyExistsError,
@@ -72,6 +72,61 @@ def test_an_empty_page_is_no_empty_object(scripted):
     scripted.script = lambda *_: (200, "", *THERE[3:])
     with pytest.raises(OutcomeUnknownError):
         opened(storage_options=scripted.options).put("a", b"", mode=PutMode.CREATE)
+
+
+def uploads(head, get):
+    """Answer like a server that takes uploads, and then answers HEAD and GET as it is told."""
+    return lambda method, path, _turn: (
+        {"HEAD": head, "GET": get}.get(method) or multipart(method, path, lambda _: (200, "<R><ETag>e-2</ETag></R>"))
+    )
+
+
+def whole(size, etag):
+    return (*THERE[:2], ("Content-Length", str(size)), ("ETag", f'"{etag}"'), THERE[4])
+
+
+def piece(body, start=0, *, of=None):
+    said = ("Content-Range", f"bytes {start}-{start + len(body) - 1}/{of or start + len(body)}")
+    return 206, [body], *THERE[3:], said, ("Content-Length", str(len(body)))
+
+
+@pytest.mark.parametrize(
+    ("get", "expected"),
+    [
+        (piece(b"\0" * 9), None),
+        (piece(b"<html>..."), OutcomeUnknownError),
+        (piece(b"\0" * 8), OutcomeUnknownError),
+        (piece(b"\0" * 9, 1), OutcomeUnknownError),
+        ((200, "<html>...", *THERE[3:]), OutcomeUnknownError),
+        ((404, "NoSuchKey"), OutcomeUnknownError),
+        ((500, "InternalError"), OutcomeUnknownError),
+    ],
+)
+def test_an_upload_is_not_confirmed_by_a_page_of_its_size(scripted, get, expected):
+    """A HEAD that is sent on to a page tells the size of the page. So the end of the object is looked at."""
+    scripted.script = uploads(whole(9, "of a page"), get)
+    store = opened(storage_options=scripted.options)
+    if expected is not None:
+        with pytest.raises(expected):
+            upload(store, 9)
+    else:
+        assert upload(store, 9).etag == "of a page"
+
+
+@pytest.mark.parametrize("size", [3, 6 * MIB], ids=["one request", "parts"])
+def test_of_a_large_object_only_the_end_is_looked_at_and_not_even_that_where_its_name_says_enough(scripted, size):
+    written = bytes(range(256)) * (size // 256) + b"end"
+    tail = written[-1024:]
+    for etag, asked in (("0x8D", ["HEAD", "GET"]), ("e-2", ["HEAD"] if size > 3 else ["HEAD", "GET"])):
+        scripted.seen.clear()
+        scripted.script = uploads(whole(len(written), etag), piece(tail, len(written) - len(tail)))
+        with opened(storage_options=scripted.options).open_upload("shard", size=len(written)) as begun:
+            for start in range(0, len(written), MIB + 1):
+                begun.write(written[start : start + MIB + 1])
+            begun.complete()
+        last = [(method, headers.get("range")) for method, _, headers in scripted.seen if method in ("HEAD", "GET")]
+        assert [method for method, _ in last] == asked
+        assert {said for _, said in last[1:]} <= {f"bytes={len(written) - len(tail)}-{len(written) - 1}"}
 
 
 @pytest.mark.servers
