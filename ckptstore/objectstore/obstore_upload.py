@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import obstore
 
-from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError, NotFoundError, OutcomeUnknownError
+from ckptstore.errors import (
+    CkptStoreError,
+    IntegrityError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnsupportedError,
+)
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 
 _TAIL_BYTES = 1024
@@ -43,9 +51,18 @@ class ObstoreUpload:
         self._translating, self._store, self._key = translating, store, key
         self._size, self._part_bytes, self._written = size, part_bytes, 0
         self._tail = b""
+        self._process = os.getpid()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append `data`, which is copied. Waits while as many parts as allowed are on their way."""
+        """Append `data`, which is copied. Waits while as many parts as allowed are on their way.
+
+        Raises:
+            InvalidInputError: It is more than was announced, or the upload has ended.
+            UnsupportedError: It was begun before this process was forked.
+            UnavailableError: A part could not be sent, however often it was tried. Nothing is published.
+            StalledError: A part was not answered in time, however often it was tried.
+        """
+        self._refuse_fork()
         view = memoryview(data).cast("B")
         if self._writer is None or self._written + len(view) > self._size:
             raise self._wrong_size(self._written + len(view))
@@ -64,9 +81,11 @@ class ObstoreUpload:
             InvalidInputError: The bytes written are not as many as were announced.
             OutcomeUnknownError: The object may or may not be there.
             StalledError: A part made no progress in time; there is no object.
+            UnsupportedError: It was begun before this process was forked.
 
         If killed: the whole object, or none under its key; perhaps an incomplete upload.
         """
+        self._refuse_fork()
         if self._writer is None or self._written != self._size:
             fault = self._wrong_size(self._written)
             self.abort()
@@ -112,6 +131,8 @@ class ObstoreUpload:
 
     def abort(self) -> None:
         """Give the upload up, and let the server forget its parts. Never raises."""
+        if os.getpid() != self._process:  # obstore's threads are not here, and the upload is its parent's
+            return
         writer, self._writer = self._writer, None
         if writer is not None:
             with contextlib.suppress(Exception):  # an unreachable server keeps the parts; they are under no key
@@ -124,6 +145,14 @@ class ObstoreUpload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise UnsupportedError(
+                f"The upload of {self._key} was begun before this process was forked.",
+                hint="Go on with it where it was begun.",
+                key=self._key,
+            )
 
     def _wrong_size(self, written: int) -> InvalidInputError:
         if self._writer is None:

@@ -398,6 +398,37 @@ def test_a_forked_child_of_a_process_that_used_obstore_is_refused_instead_of_han
 
 
 @pytest.mark.servers
+@pytest.mark.parametrize("end", ["os._exit(7)", "sys.exit(7)"])
+@pytest.mark.parametrize("size", [9, 12 * MIB], ids=["one request", "parts"])
+def test_an_upload_belongs_to_the_process_that_began_it(s3_url, size, end):
+    """A child that gave it up would hang, or take its parts from its parent."""
+    code = f"""
+        import os, signal, sys
+        from ckptstore.errors import UnsupportedError
+        from ckptstore.objectstore.urls import open_store
+        from ckptstore.options import TransferOptions
+        store, size = open_store(sys.argv[1], transfer=TransferOptions(part_bytes=5 << 20)), int(sys.argv[2])
+        with store.open_upload("shard", size=size) as upload:
+            upload.write(bytes(size - 1))
+            child = os.fork()
+            if not child:
+                signal.alarm(20)
+                for call in (lambda: upload.write(b"x"), upload.complete):
+                    try:
+                        call()
+                    except UnsupportedError:
+                        upload.abort()
+                    else:
+                        os._exit(1)
+                {end}
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            upload.write(b"x")
+            print(upload.complete().size)
+    """
+    assert run(code, s3_url, str(size)) == (0, f"{size}\n")
+
+
+@pytest.mark.servers
 def test_a_process_killed_in_the_middle_of_an_upload_publishes_nothing(s3_url):
     code = """
         import os, signal, sys
