@@ -136,8 +136,17 @@ class ObstoreStore:
         return iter(sorted(under, key=lambda info: info.key))
 
     def delete(self, key: str) -> None:
-        """Delete exactly this key. See `ObjectStore.delete`."""
-        with contextlib.suppress(NotFoundError), self._asking("DELETE", key) as (client, path):
+        """Delete exactly this key. See `ObjectStore.delete`.
+
+        A page that a proxy shows instead, with a status of success, is not told from an answer: nothing stands on it.
+        What is still there is listed the next time something collects, and deleted then.
+
+        Raises:
+            OutcomeUnknownError: It may or may not be there.
+
+        If killed: it is there, or not.
+        """
+        with contextlib.suppress(NotFoundError), self._asking("DELETE", key, writes=True) as (client, path):
             client.delete(path)
 
     def open_upload(self, key: str, *, size: int) -> ObstoreUpload:

@@ -61,6 +61,10 @@ from ckptstore.units import GIB, MIB
         (500, "InternalError", "list", UnavailableError),
         (418, "Teapot", "create", OutcomeUnknownError),
         (418, "Teapot", "get", UnavailableError),
+        (404, "NoSuchBucket", "delete", InvalidInputError),
+        (403, "AccessDenied", "delete", AccessDeniedError),
+        (500, "InternalError", "delete", OutcomeUnknownError),
+        (418, "Teapot", "delete", OutcomeUnknownError),
     ],
 )
 def test_every_answer_becomes_one_error_of_ours(scripted, status, code, call, expected):
@@ -86,7 +90,7 @@ def test_no_dump_and_no_secret_is_ever_shown(scripted, call):
 @pytest.mark.parametrize("call", CALLS)
 def test_no_answer_means_unknown_for_a_write_and_try_again_for_a_read(scripted, call):
     scripted.script = lambda *_: None
-    expected = OutcomeUnknownError if call in ("create", "put") else UnavailableError
+    expected = OutcomeUnknownError if call in ("create", "put", "delete") else UnavailableError
     with pytest.raises(CkptStoreError) as caught:
         CALLS[call](opened(storage_options=scripted.options))
     assert type(caught.value) is expected

@@ -3,7 +3,7 @@
 import secrets
 
 import pytest
-from scripted import CALLS, THERE, multipart, opened, upload
+from scripted import CALLS, THERE, answers, multipart, opened, upload
 
 from ckptstore.errors import (
     AlreadyExistsError,
@@ -127,6 +127,18 @@ def test_of_a_large_object_only_the_end_is_looked_at_and_not_even_that_where_its
         last = [(method, headers.get("range")) for method, _, headers in scripted.seen if method in ("HEAD", "GET")]
         assert [method for method, _ in last] == asked
         assert {said for _, said in last[1:]} <= {f"bytes={len(written) - len(tail)}-{len(written) - 1}"}
+
+
+def test_what_the_server_calls_absent_is_deleted(scripted):
+    scripted.script = answers(404, "NoSuchKey")
+    opened(storage_options=scripted.options).delete("a")
+
+
+@pytest.mark.parametrize("status", [404, 502])
+def test_what_a_page_calls_absent_may_still_be_there(scripted, status):
+    scripted.script = lambda *_: (status, PAGE, ("Raw", ""), ("Content-Type", "text/html"))
+    with pytest.raises(OutcomeUnknownError):
+        opened(storage_options=scripted.options).delete("a")
 
 
 @pytest.mark.servers
