@@ -20,6 +20,7 @@ from ckptstore.errors import (
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
+    UnavailableError,
     UnsupportedError,
 )
 from ckptstore.objectstore.answers import Request
@@ -117,7 +118,15 @@ class ObstoreStore:
             # Its answer has no body: only a GET's names what is missing, the object or the bucket.
             with contextlib.suppress(IntegrityError):
                 self.get(key, max_bytes=0)
-            raise
+        try:  # it is there after all: it came in between, or one of the two answers is none of the store's
+            with self._asking("HEAD", key) as (client, path):
+                return self._info(client.head(path), key)
+        except NotFoundError as error:
+            raise UnavailableError(
+                f"HEAD {self.url}/{key}: absent for a HEAD, and there for a GET.",
+                hint="Something else answers some of the requests: check the endpoint, HTTPS_PROXY and NO_PROXY.",
+                **error.facts,
+            ) from error
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`. See `ObjectStore.list`.

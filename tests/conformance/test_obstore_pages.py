@@ -1,9 +1,10 @@
 """A proxy's pages and redirects, which obstore takes for answers of a store: what is believed of them."""
 
 import secrets
+from dataclasses import replace
 
 import pytest
-from scripted import CALLS, THERE, answers, multipart, opened, upload
+from scripted import CALLS, PARTS, QUICK, THERE, answers, multipart, opened, upload
 
 from ckptstore.errors import (
     AlreadyExistsError,
@@ -11,6 +12,7 @@ from ckptstore.errors import (
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
+    UnavailableError,
 )
 from ckptstore.objectstore.port import PutMode
 from ckptstore.units import MIB
@@ -139,6 +141,25 @@ def test_what_a_page_calls_absent_may_still_be_there(scripted, status):
     scripted.script = lambda *_: (status, PAGE, ("Raw", ""), ("Content-Type", "text/html"))
     with pytest.raises(OutcomeUnknownError):
         opened(storage_options=scripted.options).delete("a")
+
+
+@pytest.mark.parametrize("get", [(200, "", *THERE[3:]), (200, "x", *THERE[3:])], ids=["empty", "one"])
+@pytest.mark.parametrize("absences", [1, 2, 9])
+def test_what_is_absent_for_a_head_and_there_for_a_get_is_not_called_absent(scripted, get, absences):
+    def script(method, _path, _turn):
+        if method == "GET":
+            return get
+        asked = sum(method == "HEAD" for method, _, _ in scripted.seen)
+        return (404, "") if asked <= absences else whole(6, "e")
+
+    scripted.script = script
+    store = opened(storage_options=scripted.options, transfer=replace(PARTS, retry=replace(QUICK, attempts=1)))
+    if absences == 1:
+        assert store.head("a").size == 6
+    else:
+        with pytest.raises(UnavailableError):
+            store.head("a")
+        assert [method for method, _, _ in scripted.seen] == ["HEAD", "GET", "HEAD"]
 
 
 @pytest.mark.servers
