@@ -28,12 +28,18 @@ _PROXY = "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY."
 _SETTINGS = "Check the endpoint, the region and storage_options."
 
 _CODE = re.compile(r"[A-Za-z][\w.]{0,63}")
-# What every server says in its answer. A well-formed page of a proxy would else be an empty listing.
+# What every server says in its answer, one of them at least: a well-formed page of a proxy would else be an empty
+# listing, and the bare success of a load balancer a stored record. Some give no ETag to what they hold.
 _ALWAYS = {
-    "create_multipart_upload": "UploadId",
-    "list_multipart_uploads": "Bucket",
-    "list_objects_v2": "IsTruncated",
-    "upload_part": "ETag",
+    "complete_multipart_upload": ("ETag", "Key", "Location"),
+    "create_multipart_upload": ("UploadId",),
+    "get_object": ("ETag", "LastModified"),
+    "head_object": ("ETag", "LastModified"),
+    "list_multipart_uploads": ("Bucket",),
+    "list_objects_v2": ("IsTruncated",),
+    "list_parts": ("UploadId",),
+    "put_object": ("ETag",),
+    "upload_part": ("ETag",),
 }
 _NO_CONTENT, _TEMPORARY = 204, 500
 
@@ -146,9 +152,17 @@ def refuse_foreign(operation: str, answer: Mapping[str, Any]) -> None:
     metadata = answer["ResponseMetadata"]
     headers = metadata.get("HTTPHeaders", {})
     is_empty = metadata.get("HTTPStatusCode") == _NO_CONTENT or headers.get("content-length") == "0"
-    page = headers.get("content-type", "").startswith("text/html") and not is_empty
-    if (page and "etag" not in headers) or (operation in _ALWAYS and _ALWAYS[operation] not in answer):
+    page = headers.get("content-type", "").startswith("text/html") and not is_empty and not is_signed(answer)
+    said = operation not in _ALWAYS or any(name in answer for name in _ALWAYS[operation])
+    if page or not said:
+        if "Body" in answer:
+            answer["Body"].close()
         raise NotS3Error
+
+
+def is_signed(answer: Mapping[str, Any]) -> bool:
+    """Return whether the answer has a header that only S3 sends. Not every server that is compatible with it does."""
+    return any(name.startswith("x-amz") for name in answer["ResponseMetadata"].get("HTTPHeaders", {}))
 
 
 def _of_server(error: foreign.ClientError) -> dict[str, Any]:
