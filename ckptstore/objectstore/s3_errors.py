@@ -24,6 +24,7 @@ _NO_CREDENTIALS = "Export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in
 _PROFILE = "Run `aws configure list`, and correct the profile, AWS_PROFILE, or the files in ~/.aws."
 _TRUST = "Pass the authority's certificates as verify or AWS_CA_BUNDLE; or correct the endpoint."
 _NOT_S3 = "A proxy or another server answers there: check the endpoint, HTTPS_PROXY and NO_PROXY."
+_CONTRADICTS = "A HEAD finds nothing where a GET finds an object: check what stands between here and the server."
 _PROXY = "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY."
 _SETTINGS = "Check the endpoint, the region and storage_options."
 
@@ -75,12 +76,17 @@ class NotS3Error(Exception):
     """What came as an answer is none of S3's."""
 
 
+class ContradictionError(Exception):
+    """What the server said is absent is there, and absent again."""
+
+
 # The first that fits. Not sent is only what provably never left.
 _BY_CLASS: list[tuple[tuple[type[Exception], ...], dict[str, Any]]] = [
     ((TimeoutError, foreign.ReadTimeoutError), {"reason": "no answer in time", "stalled": True}),
     ((foreign.ConnectTimeoutError,), {"sent": False, "reason": "no connection in time", "hint": _SETTINGS}),
     ((foreign.ProxyConnectionError,), {"sent": False, "reason": "the proxy does not connect", "hint": _PROXY}),
     ((NotS3Error, ResponseParserError), {"reason": "the answer is not S3's", "hint": _NOT_S3}),
+    ((ContradictionError,), {"reason": "the store contradicts itself", "hint": _CONTRADICTS}),
     ((foreign.FlexibleChecksumError,), {"kind": UnavailableError, "reason": "the bytes changed on the way"}),
     ((foreign.HTTPClientError, foreign.IncompleteReadError), {"reason": "the connection broke"}),
     ((aiohttp.ClientError, OSError), {"reason": "the connection broke"}),

@@ -14,7 +14,7 @@ from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.patience import Patience, given_up
 from ckptstore.objectstore.port import ObjectInfo
 from ckptstore.objectstore.s3_client import S3Client, within
-from ckptstore.objectstore.s3_errors import NotS3Error, is_signed, translating
+from ckptstore.objectstore.s3_errors import ContradictionError, NotS3Error, is_signed, translating
 from ckptstore.options import RetryOptions
 from ckptstore.units import MIB
 
@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 
 _SLOWEST_BYTES_PER_SECOND = MIB  # what moves more slowly than this is given up
 _READ_BYTES = MIB
+_NOT_FOUND = 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,12 @@ async def head_of(place: S3Place, key: str) -> ObjectInfo:
         except ClientError as error:
             if code_of(error) != "InvalidRange":  # it is there, and empty
                 raise
-        return info_of(await place.send("head_object"), key)
+        try:
+            return info_of(await place.send("head_object"), key)
+        except ClientError as error:
+            if error.response["ResponseMetadata"].get("HTTPStatusCode") == _NOT_FOUND:  # it has just been there
+                raise ContradictionError from error
+            raise
 
 
 async def remove(act: Callable[[], Awaitable[Any]], look: Callable[[], Awaitable[object]], absent: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from scripted import BUCKET, CALLS, THERE, answers, multipart, sized, upload
 
-from ckptstore.errors import OutcomeUnknownError, UnavailableError
+from ckptstore.errors import NotFoundError, OutcomeUnknownError, UnavailableError
 from ckptstore.objectstore.port import PendingUpload
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import RetryOptions, TransferOptions
@@ -95,3 +95,24 @@ def test_an_upload_that_nobody_signed_off_is_looked_at(scripted):
     scripted.script = lambda method, *_: (204, "") if method == "DELETE" else (200, parts)
     with pytest.raises(OutcomeUnknownError, match="not S3"):
         store_at(scripted).abort_upload(left)
+
+
+def test_what_is_absent_for_a_head_and_there_for_a_get_is_not_absent(scripted):
+    scripted.script = lambda method, *_: (404, "") if method == "HEAD" else THERE
+    with pytest.raises(UnavailableError, match="contradicts itself"):
+        store_at(scripted).head("a")
+    assert [method for method, _, _ in scripted.seen] == ["HEAD", "GET", "HEAD"]
+    scripted.script = lambda method, *_: (404, "") if method == "HEAD" else (416, "InvalidRange")
+    with pytest.raises(UnavailableError, match="contradicts itself"):
+        store_at(scripted).head("a")
+
+
+def test_what_is_stored_between_a_head_and_a_get_is_there(scripted):
+    scripted.script = lambda _method, _path, turn: (404, "") if turn == 0 else THERE
+    assert store_at(scripted).head("a").size == 6 * MIB
+
+
+def test_what_is_deleted_while_it_is_looked_at_is_absent_the_next_time(scripted):
+    scripted.script = lambda _method, _path, turn: THERE if turn == 1 else (404, "NoSuchKey")
+    with pytest.raises(NotFoundError):
+        store_at(scripted, TWICE).head("a")
