@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
+from ckptstore.errors import CkptStoreError
 from ckptstore.objectstore import loop
 from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.s3_endpoint import is_private
+from ckptstore.objectstore.s3_endpoint import check_private_key, is_private
 from ckptstore.objectstore.s3_errors import NoAnswerError, NotOpenedError, refuse_foreign, translating
 from ckptstore.objectstore.s3_options import S3Options
 from ckptstore.options import MAX_SECONDS
@@ -73,6 +74,8 @@ class S3Client:
         try:
             async with within(OPEN_SECONDS):
                 client = await self._cell.client()
+        except CkptStoreError:
+            raise
         except Exception as error:
             raise NotOpenedError(error) from error
         model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation])
@@ -179,6 +182,11 @@ def config_arguments(options: S3Options, *, connections: int = _CONNECTIONS) -> 
 
 async def _opened(open_: Callable[[], Awaitable[Opened]], options: S3Options) -> Opened:
     client, close = await open_()
+    try:
+        check_private_key(options, client.meta.endpoint_url)  # also one that only ~/.aws/config names
+    except CkptStoreError:
+        await close()
+        raise
     client.meta.events.register("before-call.s3.HeadBucket", _not_elsewhere)
     if is_private(client.meta.endpoint_url, options):
         # Else every body would be hashed a second time, for the signature.

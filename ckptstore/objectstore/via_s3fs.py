@@ -17,10 +17,10 @@ from ckptstore.errors import IntegrityError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.credentials import fill_from_environment
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
-from ckptstore.objectstore.obstore_s3 import check_private_key
 from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
 from ckptstore.objectstore.s3_checksum import check_checksum, checksum, usual_checksum
 from ckptstore.objectstore.s3_client import Opened, S3Client, client_arguments, config_arguments, new_session
+from ckptstore.objectstore.s3_endpoint import check_private_key
 from ckptstore.objectstore.s3_errors import NotS3Error
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options
 from ckptstore.objectstore.s3_pending import abort_upload, list_uploads
