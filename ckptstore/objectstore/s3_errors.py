@@ -42,6 +42,7 @@ _ALWAYS = {
     "put_object": ("ETag",),
     "upload_part": ("ETag",),
 }
+_ANY = Request("", "", "")
 _NO_CONTENT, _TEMPORARY = 204, 500
 
 # OpenSSL's own numbers, X509_V_ERR_…
@@ -147,6 +148,11 @@ def answer_of(error: Exception, *, ambiguous: bool = False) -> Answer:
     else:
         known = _of_client(error) or {"reason": type(error).__name__}
     return Answer(**{"ambiguous": ambiguous, **known})
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether one of aiobotocore's errors says that the credentials are not taken, or that there are none."""
+    return isinstance(error_for(answer_of(error), _ANY), AccessDeniedError)
 
 
 def refuse_foreign(operation: str, answer: Mapping[str, Any]) -> None:
