@@ -7,6 +7,7 @@ renewed counts from the next one on.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 ASK_SECONDS = 60.0
 """How long it may take to find or renew credentials."""
+LOOK_AGAIN_SECONDS = 5.0
+"""How often they are looked for while what is found is what the server refused."""
 _ASK_AGAIN_SECONDS = 30.0  # after a renewal that failed while the old ones are still good
 _ALWAYS_ASK = datetime(1970, 1, 1, tzinfo=UTC)  # "expired": obstore then asks before each request
 _ROLES = ("container-role", "iam-role")  # botocore's names for what is asked over HTTP
@@ -73,18 +76,21 @@ class FromEnvironment:
         self.failure: CkptStoreError | None = None
         self._environment = environment
         self._held: S3Credential | None = None
+        self._refused: S3Credential | None = None
 
     def __call__(self) -> S3Credential:
         """See `Provider`."""
         held = self._held
         if held is None:
             key, secret, token = (self._environment.get(name) or None for name in (_KEY, _SECRET, _TOKEN))
-            self._held = held = _handed(key, secret, token, expires=_ALWAYS_ASK)
+            held = _handed(key, secret, token, expires=_ALWAYS_ASK)
+            if held != self._refused:  # else whoever renews them has not done so yet
+                self._held = held
         return held
 
     def forget(self) -> None:
         """See `Provider`."""
-        self._held = None
+        self._refused, self._held = self._held or self._refused, None
 
 
 class FromSession:
@@ -99,7 +105,8 @@ class FromSession:
         self._profile = profile
         self._found: Any = None
         self._held: S3Credential | None = None
-        self._quiet_until = 0.0
+        self._refused: S3Credential | None = None
+        self._quiet_until, self._look_again_at = 0.0, math.inf
         self._lock = threading.Lock()
 
     def __call__(self) -> S3Credential:
@@ -107,6 +114,8 @@ class FromSession:
         if not self._lock.acquire(timeout=ASK_SECONDS):
             raise _reason(TimeoutError(), self._profile)
         try:
+            if self._held is not None and self._held == self._refused and time.monotonic() > self._look_again_at:
+                self._held = self._found = None
             held, rests = self._held, time.monotonic() < self._quiet_until and not self._is_due(0)
             return self._ask() if held is None or (self._is_due() and not rests) else held
         finally:
@@ -114,6 +123,7 @@ class FromSession:
 
     def _ask(self) -> S3Credential:
         # botocore renews long before the end, and asks again with every request where that does not help yet.
+        self._look_again_at = time.monotonic() + LOOK_AGAIN_SECONDS
         self._quiet_until = time.monotonic() + _ASK_AGAIN_SECONDS
         old = self._held
         try:
@@ -127,6 +137,7 @@ class FromSession:
 
     def forget(self) -> None:
         """See `Provider`. Files and caches are read anew."""
+        self._refused = self._held or self._refused
         self._held = self._found = None
 
     def _is_due(self, seconds: int | None = None) -> bool:

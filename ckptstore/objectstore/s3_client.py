@@ -13,10 +13,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from typing import Any, TypeVar
 
-from ckptstore.objectstore import loop
+from ckptstore.errors import CkptStoreError
+from ckptstore.objectstore import credentials, loop
 from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.s3_endpoint import is_private
-from ckptstore.objectstore.s3_errors import NoAnswerError, NotOpenedError, refuse_foreign, translating
+from ckptstore.objectstore.s3_endpoint import check_private_key, is_private
+from ckptstore.objectstore.s3_errors import NoAnswerError, NotOpenedError, is_refusal, refuse_foreign, translating
 from ckptstore.objectstore.s3_options import S3Options
 from ckptstore.options import MAX_SECONDS
 
@@ -34,6 +35,9 @@ _CONNECTIONS = 64
 class S3Client:
     """A client that any thread may use. It belongs to this process: a forked child opens another.
 
+    Credentials that were looked up and are refused are looked up anew for the next request; where the new ones are
+    refused, too, not more often than `credentials.LOOK_AGAIN_SECONDS` says.
+
     Args:
         options: The settings that travel with the requests.
         open_: Opens the client, in the loop.
@@ -41,6 +45,7 @@ class S3Client:
 
     def __init__(self, options: S3Options, open_: Callable[[], Awaitable[Opened]]) -> None:
         self._extras, self._cell = _extras(options), _Cell(partial(_opened, open_, options))
+        self._looks_up = options.key is None and not options.anon
         weakref.finalize(self, _close, self._cell).atexit = False  # the loop does it then
 
     def run(self, request: Request, work: Callable[[], Awaitable[Result]], *, limit: float = MAX_SECONDS) -> Result:
@@ -66,12 +71,19 @@ class S3Client:
         try:
             async with within(OPEN_SECONDS):
                 client = await self._cell.client()
+        except CkptStoreError:
+            raise
         except Exception as error:
             raise NotOpenedError(error) from error
         model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation])
         extras = {name: value for name, value in self._extras.items() if name in model.input_shape.members}
-        async with within(seconds):
-            answer = await getattr(client, operation)(**extras, **parameters)
+        try:
+            async with within(seconds):
+                answer = await getattr(client, operation)(**extras, **parameters)
+        except Exception as error:
+            if self._looks_up and is_refusal(error):
+                self._cell.refused = client
+            raise
         refuse_foreign(operation, answer)
         return answer
 
@@ -167,6 +179,11 @@ def config_arguments(options: S3Options, *, connections: int = _CONNECTIONS) -> 
 
 async def _opened(open_: Callable[[], Awaitable[Opened]], options: S3Options) -> Opened:
     client, close = await open_()
+    try:
+        check_private_key(options, client.meta.endpoint_url)  # also one that only ~/.aws/config names
+    except CkptStoreError:
+        await close()
+        raise
     client.meta.events.register("before-call.s3.HeadBucket", _not_elsewhere)
     if is_private(client.meta.endpoint_url, options):
         # Else every body would be hashed a second time, for the signature.
@@ -204,6 +221,8 @@ class _Cell:
     def __init__(self, open_: Callable[[], Awaitable[Opened]]) -> None:
         self.open = open_
         self.held: tuple[asyncio.AbstractEventLoop, asyncio.Task[Opened]] | None = None
+        self.refused: Any = None  # the client whose credentials the server did not take
+        self.rests_until = 0.0
 
     async def client(self) -> Any:
         here = asyncio.get_running_loop()
@@ -215,12 +234,19 @@ class _Cell:
         opening = self.held[1]
         try:
             # A caller that gives up does not take the client from the others.
-            client, _ = await asyncio.shield(opening)
+            client, close = await asyncio.shield(opening)
         except BaseException:
             if opening.done() and self.held is not None and self.held[1] is opening:
                 self.held = None  # the next one tries again
                 loop.not_at_end(self.close)
             raise
+        is_held = self.held is not None and self.held[1] is opening
+        if client is self.refused and is_held and here.time() >= self.rests_until:
+            self.rests_until = here.time() + credentials.LOOK_AGAIN_SECONDS
+            self.held = self.refused = None
+            loop.not_at_end(self.close)
+            _close_later(here, close)  # what is under way goes on with it
+            return await self.client()
         return client
 
     async def close(self) -> None:
@@ -240,6 +266,18 @@ def _close(cell: _Cell) -> None:
     held = cell.held
     if held is not None and not loop.spawn(held[0], cell.close()):
         _left.append(held)
+
+
+def _close_later(here: asyncio.AbstractEventLoop, close: Callable[[], Awaitable[object]]) -> None:
+    """Close a client when what is under way with it has ended, or the loop ends."""
+
+    async def end() -> None:
+        loop.not_at_end(end)
+        with contextlib.suppress(Exception):
+            await close()
+
+    loop.at_end(end)
+    here.call_later(_SILENCE_SECONDS, lambda: loop.spawn(here, end()))
 
 
 async def _coroutine(work: Callable[[], Awaitable[Result]]) -> Result:

@@ -15,8 +15,9 @@ from ckptstore.errors import (
     OutcomeUnknownError,
     UnsupportedError,
 )
-from ckptstore.objectstore.answers import Answer, Request, error_for
+from ckptstore.objectstore.answers import Request, error_for
 from ckptstore.objectstore.gcs_client import Call, GcsClient, Pace, Reply
+from ckptstore.objectstore.gcs_errors import NONSENSE, WEB_PAGE, is_page
 from ckptstore.objectstore.gcs_objects import FIELDS, NO_BUCKET, bucket_path, info_of, object_path, put_call
 from ckptstore.objectstore.gcs_options import fill_from_environment, read_options
 from ckptstore.objectstore.gcs_upload import CHUNK_UNIT, GcsUpload, Target
@@ -56,6 +57,7 @@ class GcsfsStore:
         self._bucket, self._root = bucket, f"{prefix}/" if prefix else ""
         self._given, self._transfer = dict(options), transfer
         access = fill_from_environment(read_options(options))
+        self.endpoint = access.endpoint_url
         together = max(transfer.parts_in_flight, transfer.fetches_in_flight)
         pace = Pace(transfer.retry.stall_timeout_seconds, SLOWEST_BYTES_PER_SECOND / together)
         self._client = GcsClient(access, pace=pace)
@@ -199,7 +201,11 @@ class GcsfsStore:
         path = object_path(self._bucket, self._root + checked_key(key))
         # As it is stored: a range of something that is unpacked on the way would be a range of something else.
         plain = {"Accept-Encoding": "identity", **(headers or {})}
-        return self._send(Call("GET", path, {"alt": "media"}, plain, max_bytes=max_bytes), self._request("GET", key))
+        request = self._request("GET", key)
+        reply = self._send(Call("GET", path, {"alt": "media"}, plain, max_bytes=max_bytes), request)
+        if is_page(reply.body or b"") and reply.headers.get("Content-Type", "").startswith("text/html"):
+            raise error_for(WEB_PAGE, request)
+        return reply
 
     def _send(self, call: Call, request: Request) -> Reply:
         self._check_bucket(request)
@@ -252,7 +258,7 @@ class GcsfsStore:
 
     @staticmethod
     def _nonsense(request: Request) -> CkptStoreError:
-        return error_for(Answer(reason="an answer that makes no sense"), request)
+        return error_for(NONSENSE, request)
 
 
 def _rebuilt(bucket: str, prefix: str, options: Mapping[str, Any], transfer: TransferOptions) -> GcsfsStore:

@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 README = HERE.parents[1] / "ckptstore" / "objectstore" / "README.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 NODE = re.compile(r".*::Test(\w+)::(test_\w+)(\[.*)?")
+ORDER = ("Memory", "Local", "Obstore", "S3fs", "Gcsfs", "Fsspec")
 CLASS = re.compile(r"^class Test(\w+)\((?:\w+\.)?(?:\w*Conformance|OnMemory|OnJuiceFS)\)", re.MULTILINE)
 
 
@@ -30,8 +31,9 @@ def rows() -> dict[str, str]:
 
 
 def columns() -> list[str]:
-    """Return the engines: the classes of this folder, by name."""
-    return [name for path in sorted(HERE.glob("test_*.py")) for name in CLASS.findall(path.read_text())]
+    """Return the engines: the classes of this folder, by name; the wrappers last."""
+    names = [name for path in sorted(HERE.glob("test_*.py")) for name in CLASS.findall(path.read_text())]
+    return sorted(names, key=lambda name: [not name.startswith(engine) for engine in ORDER])
 
 
 class Collected:
