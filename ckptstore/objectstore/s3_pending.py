@@ -11,8 +11,9 @@ from ckptstore.errors import UnsupportedError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.port import PendingUpload
 from ckptstore.objectstore.s3_errors import NotS3Error
-from ckptstore.objectstore.s3_requests import S3Place
+from ckptstore.objectstore.s3_requests import S3Place, code_of, remove
 
+_NO_UPLOAD = "NoSuchUpload"
 _RULE = "A lifecycle rule of the bucket removes them: AbortIncompleteMultipartUpload."
 
 
@@ -34,7 +35,7 @@ def list_uploads(place: S3Place, request: Request, prefix: str) -> list[PendingU
         try:
             answer = await place.send("list_multipart_uploads", Prefix=prefix, **after)
         except ClientError as error:
-            if error.response["Error"].get("Code") == "NoSuchUpload":  # so rclone says that there is none
+            if code_of(error) == _NO_UPLOAD:  # so rclone says that there is none
                 return {}
             raise
         found.extend(_pending(upload) for upload in answer.get("Uploads", ()) if upload["Key"].startswith(prefix))
@@ -62,11 +63,11 @@ def abort_upload(place: S3Place, request: Request, upload_id: str) -> None:
     """
 
     async def abort() -> None:
-        try:
-            await place.send("abort_multipart_upload", UploadId=upload_id)
-        except ClientError as error:
-            if error.response["Error"].get("Code") != "NoSuchUpload":
-                raise
+        await remove(
+            lambda: place.send("abort_multipart_upload", UploadId=upload_id),
+            lambda: place.send("list_parts", UploadId=upload_id, MaxParts=1),
+            _NO_UPLOAD,
+        )
 
     place.client.run(request, abort)
 

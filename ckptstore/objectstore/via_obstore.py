@@ -7,12 +7,22 @@ about another try.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import obstore
 
-from ckptstore.errors import AccessDeniedError, IntegrityError, InvalidInputError, NotFoundError, UnsupportedError
+from ckptstore.errors import (
+    AccessDeniedError,
+    CkptStoreError,
+    IntegrityError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UnsupportedError,
+)
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
 from ckptstore.objectstore.obstore_azure import AzureContainer
@@ -56,6 +66,9 @@ class ObstoreStore:
     def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
         """Store a small object in one request. See `ObjectStore.put`.
 
+        It is believed if the answer names the body's MD5, as S3 does, and else looked at: obstore follows redirects,
+        and says of a proxy's page that it was stored.
+
         Raises:
             AlreadyExistsError: `mode` is CREATE and an object is there, perhaps ours.
             OutcomeUnknownError: It may or may not have been stored.
@@ -65,7 +78,12 @@ class ObstoreStore:
         how = "create" if mode is PutMode.CREATE else "overwrite"
         with self._asking("PUT", key, writes=True, size=len(body)) as (client, path):
             result = client.put(path, body, mode=how, use_multipart=False, attributes=self._service.attributes)
-        return ObjectInfo(key, len(body), _plain_etag(result["e_tag"]))
+        etag = _plain_etag(result["e_tag"])
+        # S3 names the MD5, unless it encrypts with a key of KMS. Azure and some others never do: there each put is two
+        # requests.
+        if etag is None or etag.lower() != hashlib.md5(body, usedforsecurity=False).hexdigest():
+            self._check_that_it_is_there(key, body)
+        return ObjectInfo(key, len(body), etag)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return the whole object. See `ObjectStore.get`."""
@@ -103,7 +121,15 @@ class ObstoreStore:
             # Its answer has no body: only a GET's names what is missing, the object or the bucket.
             with contextlib.suppress(IntegrityError):
                 self.get(key, max_bytes=0)
-            raise
+        try:  # it is there after all: it came in between, or one of the two answers is none of the store's
+            with self._asking("HEAD", key) as (client, path):
+                return self._info(client.head(path), key)
+        except NotFoundError as error:
+            raise UnavailableError(
+                f"HEAD {self.url}/{key}: absent for a HEAD, and there for a GET.",
+                hint="Something else answers some of the requests: check the endpoint, HTTPS_PROXY and NO_PROXY.",
+                **error.facts,
+            ) from error
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`. See `ObjectStore.list`.
@@ -122,8 +148,17 @@ class ObstoreStore:
         return iter(sorted(under, key=lambda info: info.key))
 
     def delete(self, key: str) -> None:
-        """Delete exactly this key. See `ObjectStore.delete`."""
-        with contextlib.suppress(NotFoundError), self._asking("DELETE", key) as (client, path):
+        """Delete exactly this key. See `ObjectStore.delete`.
+
+        A page that a proxy shows instead, with a status of success, is not told from an answer: nothing stands on it.
+        What is still there is listed the next time something collects, and deleted then.
+
+        Raises:
+            OutcomeUnknownError: It may or may not be there.
+
+        If killed: it is there, or not.
+        """
+        with contextlib.suppress(NotFoundError), self._asking("DELETE", key, writes=True) as (client, path):
             client.delete(path)
 
     def open_upload(self, key: str, *, size: int) -> ObstoreUpload:
@@ -158,7 +193,7 @@ class ObstoreStore:
             key=key,
             size=size,
             part_bytes=part_bytes,
-            head=lambda: RetryingStore(self, options=self._transfer.retry).head(key),
+            store=RetryingStore(self, options=self._transfer.retry),
         )
 
     def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
@@ -175,6 +210,17 @@ class ObstoreStore:
         path = self._root + checked_key(upload.key)
         request = Request("DELETE", f"{self.url}/{upload.key}", upload.key, writes=True)
         self._service.abort_upload(path, upload.upload_id, request, seconds=self._clients.limit(Use.ONCE, 0))
+
+    def _check_that_it_is_there(self, key: str, body: bytes) -> None:
+        doubt = f"PUT {self.url}/{key}: it was called stored, and may or may not be there."
+        try:
+            there = self.get(key, max_bytes=len(body))
+            if not body:  # so is an empty page
+                self._check_that_nothing_is_meant("")
+        except CkptStoreError as error:
+            raise OutcomeUnknownError(doubt, key=key) from error
+        if there != body:
+            raise OutcomeUnknownError(doubt, key=key)
 
     def _check_that_nothing_is_meant(self, prefix: str) -> None:
         """Check that it was an object store that listed nothing: obstore reads a web page as an empty listing, too.

@@ -12,20 +12,19 @@ from functools import partial
 from typing import Any
 
 import s3fs
-from botocore.exceptions import ClientError
 
 from ckptstore.errors import IntegrityError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.credentials import fill_from_environment
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
-from ckptstore.objectstore.obstore_s3 import check_private_key
 from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
 from ckptstore.objectstore.s3_checksum import check_checksum, checksum, usual_checksum
 from ckptstore.objectstore.s3_client import Opened, S3Client, client_arguments, config_arguments, new_session
+from ckptstore.objectstore.s3_endpoint import check_private_key
 from ckptstore.objectstore.s3_errors import NotS3Error
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options
 from ckptstore.objectstore.s3_pending import abort_upload, list_uploads
-from ckptstore.objectstore.s3_requests import S3Place, head_of, info_of, plain_etag, range_of, read_body
+from ckptstore.objectstore.s3_requests import S3Place, head_of, info_of, plain_etag, range_of, read_body, remove
 from ckptstore.objectstore.s3_upload import S3Upload
 from ckptstore.options import TransferOptions
 
@@ -150,11 +149,7 @@ class S3fsStore:
         place = self._place(key)
 
         async def delete() -> None:
-            try:
-                await place.send("delete_object")
-            except ClientError as error:
-                if error.response["Error"].get("Code") != "NoSuchKey":
-                    raise
+            await remove(lambda: place.send("delete_object"), lambda: head_of(place, key), "NoSuchKey")
 
         self._client.run(self._request("DELETE", key, writes=True), delete)
 
