@@ -70,6 +70,7 @@ _BY_KIND = {
 }
 _UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _CLOSE_TO = 0.95
+_NOT_FOUND = 404
 
 
 class Provider(Protocol):
@@ -92,12 +93,14 @@ def translated(error: Exception, request: Request, *, limit: float) -> CkptStore
     """
     text = str(error)
     answer = _read(error, text, limit)
-    if request.doing == "GET" and answer.status == 404 and answer.code is None:  # noqa: PLR2004
-        # Only an object store can say that an object is absent, and it says so by name.
+    # Only an object store can say that an object is absent, and it says so by name.
+    if request.doing == "GET" and answer.status == _NOT_FOUND and answer.code is None:
         answer = replace(answer, kind=InvalidInputError, hint=_CHECK_ENDPOINT)
+    if request.doing == "DELETE" and answer.status == _NOT_FOUND and answer.code is not None:
+        request = replace(request, writes=False)  # there was nothing to change
     if not _PIECE.search(text.partition("\n")[0]):
         return error_for(answer, request)
-    if answer.status in (404, 409, 412):
+    if answer.status in (_NOT_FOUND, 409, 412):
         gone = "The upload was removed while it went on: a rule of the bucket may abort incomplete uploads too soon."
         answer = replace(answer, kind=UnavailableError, hint=gone if answer.code == "NoSuchUpload" else "")
     elif answer.status is None and answer.sent and _elapsed(text) >= _CLOSE_TO * limit:

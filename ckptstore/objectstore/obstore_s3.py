@@ -106,6 +106,7 @@ class S3Bucket:
         self.url = f"s3://{bucket}"
         self._bucket, self._given = bucket, dict(given)
         self.options = fill_from_environment(read_s3_options(given))
+        self.endpoint = self.options.endpoint_url or self.options.profile
         check_for_obstore(self.options, bucket)
         self.attributes = {"Storage-Class": self.options.storage_class} if self.options.storage_class else None
         self.silence_seconds = self.options.read_timeout_seconds

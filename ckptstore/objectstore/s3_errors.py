@@ -188,6 +188,9 @@ def _of_server(error: foreign.ClientError) -> dict[str, Any]:
         "code": code,
         "retry_after_seconds": float(asked) if asked.isdecimal() else None,
     }
+    page = headers.get("content-type", "").startswith("text/html")
+    if code is None and status is not None and status >= _TEMPORARY and page:
+        return known | {"reason": "a web page", "hint": _NOT_S3}
     if code is None and status is not None and status < _TEMPORARY and not error.operation_name.startswith("Head"):
         # S3 says why it refuses, except to a HEAD. That something else finds nothing here is no proof of absence.
         return {"reason": f"{status} by something that is not S3", "hint": _NOT_S3}

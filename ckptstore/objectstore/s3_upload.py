@@ -27,7 +27,7 @@ from ckptstore.objectstore.s3_checksum import checksum
 from ckptstore.objectstore.s3_errors import translating
 from ckptstore.objectstore.s3_requests import S3Place, head_of, tried
 from ckptstore.options import MAX_PARTS, RetryOptions, TransferOptions
-from ckptstore.units import GIB
+from ckptstore.units import GIB, format_bytes
 
 Result = TypeVar("Result")
 
@@ -187,8 +187,8 @@ def part_bytes_for(size: int, transfer: TransferOptions, request: Request) -> in
     part_bytes = max(transfer.part_bytes, -(-size // MAX_PARTS))
     if part_bytes > MAX_PART_BYTES:
         raise InvalidInputError(
-            f"{request.url} would have {size} bytes, in parts of {part_bytes}; S3 takes {MAX_PARTS} parts of"
-            f" {MAX_PART_BYTES} bytes at most.",
+            f"{request.url} would have {format_bytes(size)} in parts of {format_bytes(part_bytes)}; "
+            f"S3 takes {MAX_PARTS} parts of at most {format_bytes(MAX_PART_BYTES)}.",
             hint="Write smaller shards: use more ranks, or split the largest tensors.",
             key=request.key,
         )

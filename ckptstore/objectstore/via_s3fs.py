@@ -50,6 +50,7 @@ class S3fsStore:
         self._bucket, self._root = bucket, f"{prefix}/" if prefix else ""
         self._given, self._transfer = dict(options), transfer
         access = fill_from_environment(read_s3_options(options))
+        self.endpoint = access.endpoint_url or access.profile
         check_private_key(access, access.endpoint_url)
         self._checksum = access.checksum(usual_checksum())
         check_checksum(self._checksum)

@@ -1,6 +1,7 @@
 """An S3 server that answers as it is told, and what is asked of it."""
 
 import contextlib
+import hashlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -106,6 +107,11 @@ class _Answer(BaseHTTPRequestHandler):
 
 def answers(*said):
     return lambda _method, _path, _turn: said
+
+
+def md5(body):
+    """Return what S3 calls a body that was put in one request."""
+    return hashlib.md5(body, usedforsecurity=False).hexdigest()
 
 
 def multipart(method, path, completes):

@@ -48,7 +48,7 @@ def save_through_the_storm(scene, seconds):
             if is_last:
                 break
             time.sleep(0.2)
-    assert min(slowed.hits, refused.hits) >= 5
+    assert min(slowed.hits, refused.hits) >= 3
     return [f"step-{each}" for each in range(1, step + 1)]
 
 
@@ -71,7 +71,7 @@ def test_in_a_storm_of_refusals_every_save_ends_well_and_a_server_is_left_alone_
         assert len(scene.proxy.seen) < 2 * len(passed_on)
         pauses = pauses_after(scene, 503)
         assert max(pauses) < STORMY.longest_pause_seconds + SLACK_SECONDS
-        assert min(pauses) < STORMY.first_pause_seconds / 2 < max(pauses)  # drawn, not fixed
+        assert max(pauses) - min(pauses) > STORMY.first_pause_seconds / 8  # drawn, not fixed
         if not name.startswith("obstore"):  # which tells nobody of an answer's headers
             assert min(pauses_after(scene, 429)) > 0.99
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
 from ckptstore.errors import CkptStoreError, OutcomeUnknownError, UnavailableError
 from ckptstore.objectstore.patience import Patience, given_up
-from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode, Upload
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.options import RetryOptions
 
@@ -73,6 +73,10 @@ class RetryingStore(ForwardingStore):
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""
         self._tried(lambda: self._inner.delete(key), writes=True)
+
+    def open_upload(self, key: str, *, size: int) -> Upload:
+        """See `ObjectStore.open_upload`. Opening publishes nothing; an engine may ask for its bucket first."""
+        return self._tried(lambda: self._inner.open_upload(key, size=size))
 
     def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
         """See `ObjectStore.list_uploads`."""
