@@ -116,12 +116,11 @@ _BY_CLASS: list[tuple[tuple[type[Exception], ...], dict[str, Any]]] = [
 
 
 @contextlib.contextmanager
-def translating(request: Request, *, ambiguous: bool = False) -> Iterator[None]:
+def translating(request: Request) -> Iterator[None]:
     """Let nothing foreign out of the block.
 
     Args:
         request: What is being asked for.
-        ambiguous: An earlier try of it may have been carried out.
 
     Raises:
         CkptStoreError: What went wrong, as ours.
@@ -134,10 +133,10 @@ def translating(request: Request, *, ambiguous: bool = False) -> Iterator[None]:
         if isinstance(_inside(error), CkptStoreError):
             raise _inside(error) from None
         # `from None`: what it says is of no use to whoever reads it, and could hold a secret.
-        raise error_for(answer_of(error, ambiguous=ambiguous), request) from None
+        raise error_for(answer_of(error), request) from None
 
 
-def answer_of(error: Exception, *, ambiguous: bool = False) -> Answer:
+def answer_of(error: Exception) -> Answer:
     """Return what one of aiobotocore's errors says."""
     known: dict[str, Any]
     if isinstance(error, NotOpenedError):
@@ -147,7 +146,7 @@ def answer_of(error: Exception, *, ambiguous: bool = False) -> Answer:
         known = _of_server(error)
     else:
         known = _of_client(error) or {"reason": type(error).__name__}
-    return Answer(**{"ambiguous": ambiguous, **known})
+    return Answer(**known)
 
 
 def is_refusal(error: Exception) -> bool:
