@@ -17,7 +17,7 @@ from botocore import exceptions as foreign
 from botocore.parsers import ResponseParserError
 
 from ckptstore.errors import AccessDeniedError, CkptStoreError, InvalidInputError, UnavailableError
-from ckptstore.objectstore.answers import Answer, Request, error_for
+from ckptstore.objectstore.answers import Answer, Request, error_for, seconds_of
 
 _LOG_IN = "Log in again (`aws sso login`, say); `aws sts get-caller-identity` tells who you are."
 _NO_CREDENTIALS = "Export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in with `aws sso login`."
@@ -181,11 +181,10 @@ def _of_server(error: foreign.ClientError) -> dict[str, Any]:
     status, headers = metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders", {})
     code = error.response.get("Error", {}).get("Code")
     code = code if isinstance(code, str) and _CODE.fullmatch(code) else None
-    asked = headers.get("retry-after", "")
     known: dict[str, Any] = {
         "status": status,
         "code": code,
-        "retry_after_seconds": float(asked) if asked.isdecimal() else None,
+        "retry_after_seconds": seconds_of(headers.get("retry-after")),
     }
     page = headers.get("content-type", "").startswith("text/html")
     if code is None and status is not None and status >= _TEMPORARY and page:
