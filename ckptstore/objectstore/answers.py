@@ -6,6 +6,7 @@ there), and nothing else. What that means, and what to do next, is decided here.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ckptstore.errors import (
@@ -75,6 +76,9 @@ _BY_STATUS: dict[int, tuple[type[CkptStoreError], str]] = {
 }
 
 
+_SECONDS = re.compile(r"[0-9]{1,9}")
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What was being asked for, for the message.
@@ -117,6 +121,11 @@ class Answer:
     reason: str = ""
     hint: str = ""
     retry_after_seconds: float | None = None
+
+
+def seconds_of(retry_after: str | None) -> float | None:
+    """Return how long a server asks to be left alone: its header Retry-After; None where that is no plain number."""
+    return float(retry_after) if retry_after is not None and _SECONDS.fullmatch(retry_after) else None
 
 
 def error_for(answer: Answer, request: Request) -> CkptStoreError:

@@ -12,7 +12,7 @@ import google.auth.exceptions as auth
 import requests
 
 from ckptstore.errors import AccessDeniedError, InvalidInputError, UnavailableError, UnsupportedError
-from ckptstore.objectstore.answers import Answer
+from ckptstore.objectstore.answers import Answer, seconds_of
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _LOG_IN = "Log in (`gcloud auth application-default login`), or pass storage_options={'token': …}."
@@ -77,13 +77,12 @@ def answer_of_reply(status: int, headers: Mapping[str, str], body: bytes) -> Ans
         return WEB_PAGE  # without its status: that something else finds nothing there is no proof of absence
     code = _reason(body)
     hint = {_UNAUTHORIZED: _LOG_IN, _BAD_REQUEST: _PAYS if code == "required" else ""}.get(status, "")
-    pause = headers.get("Retry-After", "")
     return Answer(
         status=status,
         code=code,
         kind=UnavailableError if code in _TOO_MUCH else None,
         hint=hint,
-        retry_after_seconds=float(pause) if pause.isascii() and pause.isdigit() else None,
+        retry_after_seconds=seconds_of(headers.get("Retry-After")),
     )
 
 

@@ -17,7 +17,7 @@ from botocore import exceptions as foreign
 from botocore.parsers import ResponseParserError
 
 from ckptstore.errors import AccessDeniedError, CkptStoreError, InvalidInputError, UnavailableError
-from ckptstore.objectstore.answers import Answer, Request, error_for
+from ckptstore.objectstore.answers import Answer, Request, error_for, seconds_of
 
 _LOG_IN = "Log in again (`aws sso login`, say); `aws sts get-caller-identity` tells who you are."
 _NO_CREDENTIALS = "Export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in with `aws sso login`."
@@ -116,12 +116,11 @@ _BY_CLASS: list[tuple[tuple[type[Exception], ...], dict[str, Any]]] = [
 
 
 @contextlib.contextmanager
-def translating(request: Request, *, ambiguous: bool = False) -> Iterator[None]:
+def translating(request: Request) -> Iterator[None]:
     """Let nothing foreign out of the block.
 
     Args:
         request: What is being asked for.
-        ambiguous: An earlier try of it may have been carried out.
 
     Raises:
         CkptStoreError: What went wrong, as ours.
@@ -134,10 +133,10 @@ def translating(request: Request, *, ambiguous: bool = False) -> Iterator[None]:
         if isinstance(_inside(error), CkptStoreError):
             raise _inside(error) from None
         # `from None`: what it says is of no use to whoever reads it, and could hold a secret.
-        raise error_for(answer_of(error, ambiguous=ambiguous), request) from None
+        raise error_for(answer_of(error), request) from None
 
 
-def answer_of(error: Exception, *, ambiguous: bool = False) -> Answer:
+def answer_of(error: Exception) -> Answer:
     """Return what one of aiobotocore's errors says."""
     known: dict[str, Any]
     if isinstance(error, NotOpenedError):
@@ -147,7 +146,7 @@ def answer_of(error: Exception, *, ambiguous: bool = False) -> Answer:
         known = _of_server(error)
     else:
         known = _of_client(error) or {"reason": type(error).__name__}
-    return Answer(**{"ambiguous": ambiguous, **known})
+    return Answer(**known)
 
 
 def is_refusal(error: Exception) -> bool:
@@ -182,11 +181,10 @@ def _of_server(error: foreign.ClientError) -> dict[str, Any]:
     status, headers = metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders", {})
     code = error.response.get("Error", {}).get("Code")
     code = code if isinstance(code, str) and _CODE.fullmatch(code) else None
-    asked = headers.get("retry-after", "")
     known: dict[str, Any] = {
         "status": status,
         "code": code,
-        "retry_after_seconds": float(asked) if asked.isdecimal() else None,
+        "retry_after_seconds": seconds_of(headers.get("retry-after")),
     }
     page = headers.get("content-type", "").startswith("text/html")
     if code is None and status is not None and status >= _TEMPORARY and page:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
-from ckptstore.errors import IntegrityError, OutcomeUnknownError, UnavailableError, UnsupportedError
+from ckptstore.errors import CkptStoreError, IntegrityError, UnsupportedError
 from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.patience import Patience, given_up
+from ckptstore.objectstore.patience import Patience
 from ckptstore.objectstore.port import ObjectInfo
 from ckptstore.objectstore.s3_client import S3Client, within
 from ckptstore.objectstore.s3_errors import ContradictionError, NotS3Error, is_signed, translating
@@ -175,26 +175,27 @@ def info_of(said: Mapping[str, Any], key: str) -> ObjectInfo:
 
 
 async def tried(
-    act: Callable[[], Awaitable[Result]], request: Request, retry: RetryOptions, *, patience: Patience | None = None
+    act: Callable[[], Awaitable[Result]], request: Request, retry: RetryOptions, *, final_code: str | None = None
 ) -> Result:
     """Return what `act` returns, tried again while that may help. For requests that have the same effect twice.
 
+    Args:
+        act: Sends one.
+        request: What is being asked for.
+        retry: How often and how long.
+        final_code: What the server says where another try cannot help.
+
     Raises:
-        StalledError: There was no answer in time, the last time either.
-        CkptStoreError: What went wrong, as ours.
+        CkptStoreError: What the tries have come to; see `Patience.pause_or_raise`.
     """
-    patience, ambiguous = patience or Patience(retry), False
+    patience = Patience(retry, writes=request.writes)
     while True:
         try:
-            with translating(request, ambiguous=ambiguous):
+            with translating(request):
                 return await act()
-        except (UnavailableError, OutcomeUnknownError) as error:
-            pause = patience.pause_after(error)
-            ambiguous = ambiguous or isinstance(error, OutcomeUnknownError)
-            if pause is None:
-                if (ended := given_up(error)) is error:
-                    raise
-                raise ended from None
+        except CkptStoreError as error:
+            final = final_code is not None and error.facts.get("server_code") == final_code
+            pause = patience.pause_or_raise(error, is_final=final)
         await asyncio.sleep(pause)
 
 

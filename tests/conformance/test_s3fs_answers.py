@@ -116,3 +116,30 @@ def test_what_is_deleted_while_it_is_looked_at_is_absent_the_next_time(scripted)
     scripted.script = lambda _method, _path, turn: THERE if turn == 1 else (404, "NoSuchKey")
     with pytest.raises(NotFoundError):
         store_at(scripted, TWICE).head("a")
+
+
+@pytest.mark.parametrize("later", [(412, "PreconditionFailed"), (409, "OperationAborted"), (403, "AccessDenied")])
+@pytest.mark.parametrize("size", [1, 6 * MIB], ids=["one request", "parts"])
+def test_once_a_publication_is_in_doubt_no_later_answer_settles_it(scripted, size, later):
+    """By the same rule as what is overwritten: only the object itself can."""
+    said = []
+
+    def script(method, path, _turn):
+        if method == "PUT" if size == 1 else method == "POST" and "uploads" not in path:
+            said.append(later)
+            return later if len(said) > 1 else None
+        return multipart(method, path, lambda _: (404, "NoSuchKey"))
+
+    scripted.script = script
+    with pytest.raises(OutcomeUnknownError, match=later[1]):
+        upload(store_at(scripted, TWICE), size)
+
+
+def test_an_upload_that_the_server_forgot_is_not_completed_again_and_again(scripted):
+    said = []
+    scripted.script = lambda method, path, _: multipart(
+        method, path, lambda method: said.append(method) or (404, "NoSuchUpload" if method == "POST" else "NoSuchKey")
+    )
+    with pytest.raises(OutcomeUnknownError, match="NoSuchUpload"):
+        upload(store_at(scripted, TWICE), 6 * MIB)
+    assert said.count("POST") == 1

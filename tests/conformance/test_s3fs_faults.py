@@ -190,15 +190,6 @@ def test_a_page_that_happens_to_be_xml_is_no_empty_listing(scripted):
         list(store_at(scripted).list(""))
 
 
-def test_a_listing_that_would_never_end_is_refused(scripted):
-    page = "<ListBucketResult><IsTruncated>true</IsTruncated>{}</ListBucketResult>"
-    for token in ("", "<NextContinuationToken>t</NextContinuationToken>"):
-        scripted.script = answers(200, page.format(token))
-        with pytest.raises(UnavailableError, match="not S3"):
-            list(store_at(scripted).list(""))
-    assert len(scripted.seen) == 3
-
-
 def test_a_server_that_serves_no_ranges_is_told_so(scripted):
     scripted.script = answers(200, "0123456789", ("ETag", '"e"'))
     store = store_at(scripted)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
-from ckptstore.errors import CkptStoreError, OutcomeUnknownError, UnavailableError
-from ckptstore.objectstore.patience import Patience, given_up
+from ckptstore.errors import CkptStoreError
+from ckptstore.objectstore.patience import Patience
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode, Upload
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.options import RetryOptions
@@ -87,20 +87,10 @@ class RetryingStore(ForwardingStore):
         self._tried(lambda: self._inner.abort_upload(upload), writes=True)
 
     def _tried(self, act: Callable[[], Result], *, writes: bool = False) -> Result:
-        patience = Patience(self._options, clock=self._clock, ids=self._ids)
-        ambiguous = False
+        patience = Patience(self._options, writes=writes, clock=self._clock, ids=self._ids)
         while True:
             try:
                 return act()
             except CkptStoreError as error:
-                unknown = writes and isinstance(error, OutcomeUnknownError)
-                pause = patience.pause_after(error) if unknown or isinstance(error, UnavailableError) else None
-                if pause is None and ambiguous and not unknown:
-                    # What a later try answers proves nothing about the one that may have been carried out.
-                    raise OutcomeUnknownError(error.message, hint=error.hint, **error.facts) from error
-                if pause is None:
-                    if (ended := given_up(error)) is error:
-                        raise
-                    raise ended from error
-                ambiguous = ambiguous or unknown
+                pause = patience.pause_or_raise(error)
             self._clock.sleep(pause)
