@@ -140,6 +140,7 @@ class AzureContainer:
     longest_part_bytes = 4000 * MIB
     attributes = None
     silence_seconds = None
+    ends_are_told = True
 
     def __init__(self, container: str, given: Mapping[str, Any]) -> None:
         self.url = f"az://{container}"

@@ -40,6 +40,7 @@ class GcsBucket:
     longest_part_bytes = 5 * GIB
     attributes = None
     silence_seconds = None
+    ends_are_told = False
 
     def __init__(self, bucket: str, given: Mapping[str, Any]) -> None:
         self.url = f"gs://{bucket}"

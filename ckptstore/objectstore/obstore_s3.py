@@ -115,6 +115,7 @@ class S3Bucket:
     """
 
     longest_part_bytes = 5 * GIB
+    ends_are_told = False
 
     def __init__(self, bucket: str, given: Mapping[str, Any]) -> None:
         self.url = f"s3://{bucket}"

@@ -63,6 +63,11 @@ class Service(Protocol):
         """How long a server may say nothing, if that was said in the options."""
         ...
 
+    @property
+    def ends_are_told(self) -> bool:
+        """Whether obstore tells the end of a listing from a web page."""
+        ...
+
     def reach(self) -> Reached:
         """Find what is missing: credentials, the endpoint.
 
