@@ -20,6 +20,7 @@ import google_crc32c
 from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError, OutcomeUnknownError, UnavailableError
 from ckptstore.objectstore.answers import Answer, Request, error_for
 from ckptstore.objectstore.gcs_client import Call, Reply
+from ckptstore.objectstore.gcs_errors import NONSENSE
 from ckptstore.objectstore.gcs_objects import begin_call, encoded_crc32c, info_of, put_call
 from ckptstore.objectstore.patience import Patience
 from ckptstore.objectstore.port import ObjectInfo
@@ -204,7 +205,7 @@ class GcsUpload:
             info = info_of(described, self._target.request.key)
             checksum = described.get("crc32c")
         except (LookupError, ValueError, TypeError):
-            raise error_for(Answer(reason="an answer that makes no sense"), self._target.request) from None
+            raise error_for(NONSENSE, self._target.request) from None
         if info.size != self._size:
             raise self._refused(f"was stored with {info.size} bytes, {self._size} were announced")
         if checksum not in (None, encoded_crc32c(self._checksum)):

@@ -144,6 +144,7 @@ class AzureContainer(TellsLittle):
         self.url = f"az://{container}"
         self._container, self._given = container, dict(given)
         self._options = read_azure_options(given)
+        self.endpoint = self._options.endpoint or self._options.account_name
 
     def __reduce__(self) -> tuple[object, ...]:
         # What the environment says is not carried along: another process asks its own.

@@ -58,6 +58,7 @@ class GcsBucket(TellsLittle):
         if "endpoint_url" in said:
             check_endpoint(said["endpoint_url"])
         self._said = said
+        self.endpoint: str | None = said.get("endpoint_url")
         self._access = _access(token)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -9,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptstore.errors import InvalidInputError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.credentials import (
     Provider,
@@ -19,7 +18,7 @@ from ckptstore.objectstore.credentials import (
 )
 from ckptstore.objectstore.obstore_service import tls_options
 from ckptstore.objectstore.port import PendingUpload
-from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION, endpoint_for, is_private
+from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION, check_private_key, endpoint_for, is_private
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options, refuse_for_engine
 from ckptstore.units import GIB
 
@@ -52,19 +51,6 @@ def check_for_obstore(options: S3Options, bucket: str) -> None:
     }
     refuse_for_engine("obstore", [name for name, said in cannot.items() if said], instead="s3fs")
     check_private_key(options, endpoint_for(options, bucket)[0])
-
-
-def check_private_key(options: S3Options, endpoint: str | None) -> None:
-    """Check that a key of one's own is sent to nobody else. Without an endpoint there is TLS, unless said otherwise.
-
-    Raises:
-        InvalidInputError: It would be.
-    """
-    endpoint = endpoint or f"http{'s' if options.use_ssl else ''}://unsaid"
-    if options.sse_customer_key is not None and not is_private(endpoint, options):
-        raise InvalidInputError(
-            "SSECustomerKey would be sent where others can read it.", hint="Use https://, and leave verify=False out."
-        )
 
 
 def store_config(options: S3Options, bucket: str) -> dict[str, Any]:
@@ -121,6 +107,7 @@ class S3Bucket:
         self.url = f"s3://{bucket}"
         self._bucket, self._given = bucket, dict(given)
         self.options = fill_from_environment(read_s3_options(given))
+        self.endpoint = self.options.endpoint_url or self.options.profile
         check_for_obstore(self.options, bucket)
         self.attributes = {"Storage-Class": self.options.storage_class} if self.options.storage_class else None
         self.silence_seconds = self.options.read_timeout_seconds

@@ -49,6 +49,11 @@ class Service(Protocol):
         ...
 
     @property
+    def endpoint(self) -> str | None:
+        """Where the cloud is, if not at its own address. See `ObjectStore.endpoint`."""
+        ...
+
+    @property
     def attributes(self) -> dict[str, str] | None:
         """What each written object is marked with."""
         ...

@@ -1,9 +1,9 @@
-"""How often and how long one request is tried: the one policy, of every engine."""
+"""How often and how long one request is tried, and what is raised then: the one policy, of every engine."""
 
 from __future__ import annotations
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
-from ckptstore.errors import CkptStoreError, StalledError, UnavailableError
+from ckptstore.errors import CkptStoreError, OutcomeUnknownError, StalledError, UnavailableError
 from ckptstore.options import RetryOptions
 
 
@@ -12,14 +12,43 @@ class Patience:
 
     Args:
         options: The policy.
+        writes: Whether it could change the store. It must have the same effect twice.
         clock: Where the deadline comes from.
         ids: Where jitter comes from.
     """
 
-    def __init__(self, options: RetryOptions, *, clock: Clock | None = None, ids: IdSource | None = None) -> None:
+    def __init__(
+        self, options: RetryOptions, *, writes: bool = False, clock: Clock | None = None, ids: IdSource | None = None
+    ) -> None:
         self._options, self._clock, self._ids = options, clock or SystemClock(), ids or SystemIds()
         self._deadline = self._clock.monotonic() + options.deadline_seconds
         self._left, self._longest = options.attempts - 1, options.first_pause_seconds
+        self._writes, self._in_doubt = writes, False
+
+    def pause_or_raise(self, error: CkptStoreError, *, is_final: bool = False) -> float:
+        """Return how many seconds to wait before the next try; or raise what the tries have come to.
+
+        Args:
+            error: Of the last try. What did not happen is tried again, and a write also where nobody knows.
+            is_final: Another try cannot help, whatever the error is called.
+
+        Raises:
+            OutcomeUnknownError: One try may have been carried out, and no later one was.
+            StalledError: Nothing came in time, the last time either.
+            CkptStoreError: `error` itself.
+        """
+        unknown = self._writes and isinstance(error, OutcomeUnknownError)
+        may_help = (unknown or isinstance(error, UnavailableError)) and not is_final
+        pause = self.pause_after(error) if may_help else None
+        if pause is None and self._in_doubt and not unknown:
+            # What a later try answers proves nothing about the one that may have been carried out.
+            raise OutcomeUnknownError(error.message, hint=error.hint, **error.facts) from error
+        if pause is None:
+            if (ended := given_up(error)) is error:
+                raise error
+            raise ended from error
+        self._in_doubt = self._in_doubt or unknown
+        return pause
 
     def pause_after(self, error: CkptStoreError) -> float | None:
         """Return how many seconds to wait before the next try, or None if there is to be none.

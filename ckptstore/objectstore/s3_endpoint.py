@@ -46,6 +46,19 @@ def is_private(endpoint: str, options: S3Options) -> bool:
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
+def check_private_key(options: S3Options, endpoint: str | None) -> None:
+    """Check that a key of one's own is sent to nobody else. Without an endpoint there is TLS, unless said otherwise.
+
+    Raises:
+        InvalidInputError: It would be.
+    """
+    endpoint = endpoint or f"http{'s' if options.use_ssl else ''}://unsaid"
+    if options.sse_customer_key is not None and not is_private(endpoint, options):
+        raise InvalidInputError(
+            "SSECustomerKey would be sent where others can read it.", hint="Use https://, and leave verify=False out."
+        )
+
+
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)

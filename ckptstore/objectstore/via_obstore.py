@@ -54,6 +54,7 @@ class ObstoreStore:
 
     def __init__(self, service: Service, prefix: str, *, transfer: TransferOptions) -> None:
         self.url = f"{service.url}/{prefix}".rstrip("/")
+        self.endpoint = service.endpoint
         self._root = f"{prefix}/" if prefix else ""
         self._service, self._transfer = service, transfer
         self._clients = Clients(service, transfer)
@@ -90,6 +91,8 @@ class ObstoreStore:
         """Return the whole object. See `ObjectStore.get`."""
         with self._asking("GET", key, use=Use.READ) as (client, path):
             result = client.get(path)
+            if result.meta["e_tag"] is None and str(result.attributes.get("Content-Type")).startswith("text/html"):
+                raise _not_a_store(f"GET {self.url}/{key}")
             if result.meta["size"] > max_bytes:
                 raise IntegrityError(
                     f"{key} has {result.meta['size']} bytes, at most {max_bytes} are allowed.", key=key
@@ -244,10 +247,7 @@ class ObstoreStore:
             raise
         except IntegrityError:
             pass
-        raise InvalidInputError(
-            f"LIST {self.url}/{prefix}: an answer that is none of an object store.",
-            hint="Check the endpoint, HTTPS_PROXY and NO_PROXY.",
-        )
+        raise _not_a_store(f"LIST {self.url}/{prefix}")
 
     def _info(self, meta: Mapping[str, Any], key: str) -> ObjectInfo:
         return ObjectInfo(key, meta["size"], _plain_etag(meta["e_tag"]), meta["last_modified"].timestamp())
@@ -291,6 +291,13 @@ def open_gcs(bucket: str, prefix: str, *, options: Mapping[str, Any], transfer: 
         UnsupportedError: An option is for another engine.
     """
     return ObstoreStore(GcsBucket(bucket, options), prefix, transfer=transfer)
+
+
+def _not_a_store(asked: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{asked}: an answer that is none of an object store.",
+        hint="Something else answers there: check the endpoint, HTTPS_PROXY and NO_PROXY.",
+    )
 
 
 def _rebuilt(service: Service, prefix: str, transfer: TransferOptions) -> ObstoreStore:

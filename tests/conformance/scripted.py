@@ -24,6 +24,7 @@ THERE = (
     ("ETag", '"e-2"'),
     ("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT"),
 )
+COMPLETED = (200, "<CompleteMultipartUploadResult><ETag>e-2</ETag></CompleteMultipartUploadResult>")
 CALLS = {
     "get": lambda store: store.get("a", max_bytes=10),
     "get_range": lambda store: store.get_range("a", start=0, length=5),
@@ -122,6 +123,11 @@ def multipart(method, path, completes):
     if method == "DELETE":
         return 204, ""
     return completes(method)
+
+
+def sized(size):
+    """Answer like a server that holds an object of so many bytes."""
+    return (*THERE[:2], ("Content-Length", str(size)), *THERE[3:])
 
 
 def upload(store, size):

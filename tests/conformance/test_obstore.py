@@ -138,7 +138,7 @@ def test_a_server_that_never_answers_is_given_up(scripted, held, call, expected,
     began = time.monotonic()
     with pytest.raises(expected, match="no answer in 1 s"):
         CALLS[call](opened(storage_options=scripted.options, transfer=SHORT))
-    assert 0.9 * tries < time.monotonic() - began < 5
+    assert 0.9 * tries < time.monotonic() - began < 20
 
 
 def test_a_read_that_comes_slowly_goes_on_and_one_that_stands_still_is_given_up(scripted, held):
@@ -159,7 +159,7 @@ def test_a_read_that_comes_slowly_goes_on_and_one_that_stands_still_is_given_up(
     began = time.monotonic()
     with pytest.raises(StalledError):
         store.get("a", max_bytes=10)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_a_part_that_stands_still_ends_the_upload_as_stalled(scripted, held):

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
-from ckptstore.errors import CkptStoreError, OutcomeUnknownError, UnavailableError
-from ckptstore.objectstore.patience import Patience, given_up
-from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode
+from ckptstore.errors import CkptStoreError
+from ckptstore.objectstore.patience import Patience
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode, Upload
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.options import RetryOptions
 
@@ -74,6 +74,10 @@ class RetryingStore(ForwardingStore):
         """See `ObjectStore.delete`."""
         self._tried(lambda: self._inner.delete(key), writes=True)
 
+    def open_upload(self, key: str, *, size: int) -> Upload:
+        """See `ObjectStore.open_upload`. Opening publishes nothing; an engine may ask for its bucket first."""
+        return self._tried(lambda: self._inner.open_upload(key, size=size))
+
     def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
         """See `ObjectStore.list_uploads`."""
         return iter(self._tried(lambda: list(self._inner.list_uploads(prefix))))
@@ -83,20 +87,10 @@ class RetryingStore(ForwardingStore):
         self._tried(lambda: self._inner.abort_upload(upload), writes=True)
 
     def _tried(self, act: Callable[[], Result], *, writes: bool = False) -> Result:
-        patience = Patience(self._options, clock=self._clock, ids=self._ids)
-        ambiguous = False
+        patience = Patience(self._options, writes=writes, clock=self._clock, ids=self._ids)
         while True:
             try:
                 return act()
             except CkptStoreError as error:
-                unknown = writes and isinstance(error, OutcomeUnknownError)
-                pause = patience.pause_after(error) if unknown or isinstance(error, UnavailableError) else None
-                if pause is None and ambiguous and not unknown:
-                    # What a later try answers proves nothing about the one that may have been carried out.
-                    raise OutcomeUnknownError(error.message, hint=error.hint, **error.facts) from error
-                if pause is None:
-                    if (ended := given_up(error)) is error:
-                        raise
-                    raise ended from error
-                ambiguous = ambiguous or unknown
+                pause = patience.pause_or_raise(error)
             self._clock.sleep(pause)
