@@ -17,9 +17,10 @@ from ckptstore.objectstore.credentials import (
     fill_from_session,
     find_credentials,
 )
+from ckptstore.objectstore.endpoint import is_private
 from ckptstore.objectstore.obstore_service import tls_options
 from ckptstore.objectstore.port import PendingUpload
-from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION, endpoint_for, is_private
+from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION, endpoint_for
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options, refuse_for_engine
 from ckptstore.units import GIB
 
@@ -61,7 +62,7 @@ def check_private_key(options: S3Options, endpoint: str | None) -> None:
         InvalidInputError: It would be.
     """
     endpoint = endpoint or f"http{'s' if options.use_ssl else ''}://unsaid"
-    if options.sse_customer_key is not None and not is_private(endpoint, options):
+    if options.sse_customer_key is not None and not is_private(endpoint, verify=options.verify):
         raise InvalidInputError(
             "SSECustomerKey would be sent where others can read it.", hint="Use https://, and leave verify=False out."
         )
@@ -82,7 +83,7 @@ def store_config(options: S3Options, bucket: str) -> dict[str, Any]:
         "skip_signature": options.anon,
         "conditional_put": "etag",
         "disable_bulk_delete": True,  # not every server has it; here keys go one by one anyway
-        "unsigned_payload": is_private(endpoint, options),
+        "unsigned_payload": is_private(endpoint, verify=options.verify),
         "request_payer": options.requester_pays,
         "s3_express": False,
     }

@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 
 from ckptstore.objectstore import loop
 from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.s3_endpoint import is_private
+from ckptstore.objectstore.endpoint import is_private
 from ckptstore.objectstore.s3_errors import NoAnswerError, NotOpenedError, refuse_foreign, translating
 from ckptstore.objectstore.s3_options import S3Options
 from ckptstore.options import MAX_SECONDS
@@ -180,7 +180,7 @@ def config_arguments(options: S3Options, *, connections: int = _CONNECTIONS) -> 
 async def _opened(open_: Callable[[], Awaitable[Opened]], options: S3Options) -> Opened:
     client, close = await open_()
     client.meta.events.register("before-call.s3.HeadBucket", _not_elsewhere)
-    if is_private(client.meta.endpoint_url, options):
+    if is_private(client.meta.endpoint_url, verify=options.verify):
         # Else every body would be hashed a second time, for the signature.
         client.meta.config.s3 = {**(client.meta.config.s3 or {}), "payload_signing_enabled": False}
     return client, close

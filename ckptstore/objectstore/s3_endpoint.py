@@ -1,12 +1,12 @@
-"""Where a bucket's requests go, and who could change them on the way."""
+"""Where a bucket's requests go."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from urllib.parse import urlsplit
 
 from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.endpoint import is_address
 from ckptstore.objectstore.s3_options import S3Options
 
 DEFAULT_REGION = "us-east-1"
@@ -27,7 +27,7 @@ def endpoint_for(options: S3Options, bucket: str) -> tuple[str, bool]:
         wanted = options.addressing_style == "virtual" or (options.addressing_style == "auto" and can)
     else:
         endpoint, wanted = options.endpoint_url.rstrip("/"), options.addressing_style == "virtual"
-        can = can and not _is_address(urlsplit(endpoint).hostname or "")
+        can = can and not is_address(urlsplit(endpoint).hostname or "")
     if not wanted:
         return endpoint, False
     if not can:
@@ -36,19 +36,3 @@ def endpoint_for(options: S3Options, bucket: str) -> tuple[str, bool]:
         )
     scheme, _, rest = endpoint.partition("://")
     return f"{scheme}://{bucket}.{rest}", True
-
-
-def is_private(endpoint: str, options: S3Options) -> bool:
-    """Return whether nobody on the way to `endpoint` can change a byte: checked TLS, or this machine's loopback."""
-    if urlsplit(endpoint).scheme == "https" and options.verify is not False:
-        return True
-    host = urlsplit(endpoint).hostname or ""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
