@@ -20,7 +20,8 @@ from ckptstore.objectstore.gcs_objects import FIELDS, NO_BUCKET, bucket_path, in
 from ckptstore.objectstore.gcs_options import fill_from_environment, read_options
 from ckptstore.objectstore.gcs_upload import CHUNK_UNIT, GcsUpload, Target
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range, fault_of_segments
-from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
+from ckptstore.objectstore.port import ObjectInfo, PutMode
+from ckptstore.objectstore.untold import UploadsUntold
 from ckptstore.objectstore.wrappers.retrying import RetryingStore
 from ckptstore.options import TransferOptions
 from ckptstore.units import MIB
@@ -31,7 +32,7 @@ MAX_PAGE_BYTES = 16 * MIB
 _PARTIAL, _NOT_FOUND = 206, 404
 
 
-class GcsfsStore:
+class GcsfsStore(UploadsUntold):
     """A prefix of a bucket. Thread-safe; may be pickled; a forked process connects anew.
 
     Each small request is sent once. The bucket is asked once, before the first request, whether it is there and can be
@@ -48,6 +49,8 @@ class GcsfsStore:
     """
 
     engine = "gcsfs"
+    silent = "Google Cloud Storage"
+    instead = "Leave them: they expire after a week, and take no room that is paid for."
 
     def __init__(self, bucket: str, prefix: str, *, options: Mapping[str, Any], transfer: TransferOptions) -> None:
         self.url = f"gs://{bucket}/{prefix}".rstrip("/")
@@ -161,28 +164,6 @@ class GcsfsStore:
         )
         chunk_bytes = -(-self._transfer.part_bytes // CHUNK_UNIT) * CHUNK_UNIT
         return GcsUpload(target, size=size, chunk_bytes=chunk_bytes, retry=self._transfer.retry)
-
-    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
-        """See `ObjectStore.list_uploads`. The service does not tell.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise self._no_uploads(prefix)
-
-    def abort_upload(self, upload: PendingUpload) -> None:
-        """See `ObjectStore.abort_upload`. The service names none, so there is none to forget.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise self._no_uploads(upload.key)
-
-    def _no_uploads(self, where: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"Google Cloud Storage does not tell which uploads under {self.url}/{where} are incomplete.",
-            hint="Leave them: they expire after a week, and take no room that is paid for.",
-        )
 
     def _read(self, key: str, max_bytes: int, headers: Mapping[str, str] | None = None) -> Reply:
         path = object_path(self._bucket, self._root + checked_key(key))
