@@ -1,12 +1,13 @@
 """An upload to Google Cloud Storage through everything that can happen to its requests."""
 
 import os
+import signal
 import time
 
 import pytest
 from gcs_by_the_book import UNIT, Gcs
 
-from ckptstore.errors import IntegrityError, InvalidInputError, OutcomeUnknownError
+from ckptstore.errors import IntegrityError, InvalidInputError, OutcomeUnknownError, UnsupportedError
 from ckptstore.objectstore.via_gcsfs import GcsfsStore
 from ckptstore.options import RetryOptions, TransferOptions
 from ckptstore.units import MIB
@@ -127,6 +128,34 @@ def test_an_upload_tells_who_we_are_to_no_other_host_and_leaves_no_session(gcs, 
         one.write(BODY)  # the server named a host that does not exist
         raise RuntimeError
     assert (gcs.objects, gcs.sessions) == ({}, {})
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("how", ["abort", "leave", "write", "complete"])
+def test_a_forked_child_leaves_its_parents_upload_alone(gcs, store, how):
+    ways = {
+        "abort": lambda one: one.abort(),
+        "leave": lambda one: one.__exit__(None, None, None),
+        "write": lambda one: one.write(BODY[7 * MIB :]),
+        "complete": lambda one: one.complete(),
+    }
+    with store.open_upload("data/0/shard", size=len(BODY)) as one:
+        one.write(memoryview(BODY)[: 7 * MIB])
+        before = len(gcs.seen)
+        pid = os.fork()
+        if not pid:
+            signal.alarm(20)
+            try:
+                ways[how](one)
+            except UnsupportedError:
+                os._exit(1)
+            finally:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (how in ("write", "complete"))
+        assert gcs.seen[before:] == []
+        one.write(memoryview(BODY)[7 * MIB :])
+        one.complete()
+    assert gcs.objects == {"run/data/0/shard": BODY}
 
 
 def test_an_upload_that_failed_takes_nothing_more(gcs, store):
