@@ -27,7 +27,8 @@ class Gcs(ThreadingHTTPServer):
         bucket: What it says of its only bucket, or None: there is none.
         layout: What it says of that one's layout.
         objects: The bytes by name.
-        refuse: From a method and a path to None, or to (status, reason, headers); a status of 0 hangs up.
+        refuse: From a method and a path to None, or to (status, reason, headers); bytes instead of a reason are the
+            whole body; a status of 0 hangs up.
         faults: The next requests' fates: `lost` (done, not answered), `503`, `410`, `partly` (a unit is taken, not
             answered), `short` (a unit is taken and confirmed), `none` (nothing is taken), `less` (all but a unit is
             forgotten, also what was confirmed), `flipped` (stored with a wrong bit), `early` (published at once),
@@ -126,6 +127,8 @@ class _Exchange(BaseHTTPRequestHandler):
 
     def _object(self, name):
         if name not in self.server.objects:
+            if self.query.get("alt") == "media":
+                return self._refused(404, b"No such object: bucket/hush-hush", {"Content-Type": "text/html"})
             return self._refused(404, "notFound")
         if self.command == "DELETE":
             del self.server.objects[name]
@@ -198,6 +201,8 @@ class _Exchange(BaseHTTPRequestHandler):
     def _refused(self, status, reason="", headers=None):
         if not status:
             return self._hang_up()
+        if isinstance(reason, bytes):
+            return self._say(status, reason, headers)
         error = {"code": status, "message": "hush-hush", "errors": [{"reason": reason, "message": "hush-hush"}]}
         return self._say(status, {"error": error}, headers)
 

@@ -22,7 +22,13 @@ from yarl import URL
 from ckptstore.errors import CkptStoreError
 from ckptstore.objectstore import loop
 from ckptstore.objectstore.answers import Request, error_for
-from ckptstore.objectstore.gcs_errors import answer_of_credentials, answer_of_failure, answer_of_reply
+from ckptstore.objectstore.gcs_errors import (
+    answer_of_credentials,
+    answer_of_failure,
+    answer_of_foreign,
+    answer_of_reply,
+    is_foreign,
+)
 from ckptstore.objectstore.gcs_options import METHODS, GcsOptions
 from ckptstore.units import KIB, MIB
 
@@ -31,6 +37,8 @@ LONGEST_SECONDS = 24 * 3600.0
 MAX_REFUSAL_BYTES = 64 * KIB
 _SLICE_BYTES = 256 * KIB
 _OK, _NOT_FOUND = (200, 201, 204, 206), 404
+ABSENT = "notFound"
+"""What the server calls what is not there, or not any longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,7 @@ class Call:
         body: In pieces, none of which is copied.
         max_bytes: How much of an answer's body is read.
         accepted: Statuses that are answers, not refusals.
-        missing: What is missing if the answer is 404, by the name of `answers.py`; by default the object.
+        missing: What is missing if the answer is 404, by a name of `answers.py`; by default the object.
     """
 
     method: str
@@ -55,7 +63,7 @@ class Call:
     body: tuple[bytes, ...] = ()
     max_bytes: int = MIB
     accepted: tuple[int, ...] = _OK
-    missing: str | None = None
+    missing: str = ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,8 @@ class GcsClient:
             if call.method in ("PUT", "DELETE"):
                 answer = replace(answer, sent=True)  # aiohttp may have sent it before, on a connection that then died
             raise error_for(answer, request) from None  # its text may hold URLs that let others write
+        if is_foreign(reply.status, reply.headers, reply.body or b""):
+            raise error_for(answer_of_foreign(reply.status, writes=request.writes), request)
         if reply.status in call.accepted:
             return reply
         answer = answer_of_reply(reply.status, reply.headers, reply.body or b"")

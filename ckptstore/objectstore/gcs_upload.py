@@ -19,7 +19,7 @@ import google_crc32c
 from ckptstore.errors import CkptStoreError, IntegrityError, OutcomeUnknownError, UnavailableError
 from ckptstore.objectstore.announced import Announced
 from ckptstore.objectstore.answers import Answer, Request, error_for
-from ckptstore.objectstore.gcs_client import Call, Reply
+from ckptstore.objectstore.gcs_client import ABSENT, Call, Reply
 from ckptstore.objectstore.gcs_objects import begin_call, encoded_crc32c, info_of, put_call
 from ckptstore.objectstore.patience import Patience
 from ckptstore.objectstore.port import ObjectInfo
@@ -29,7 +29,7 @@ from ckptstore.units import KIB
 CHUNK_UNIT = 256 * KIB
 """Every chunk but the last is a multiple of this."""
 
-_DONE, _MORE, _GONE, _CANCELLED = (200, 201), 308, (404, 410), 499
+_DONE, _MORE, _NOT_FOUND, _GONE, _CANCELLED = (200, 201), 308, 404, 410, 499
 _HELD = re.compile(r"bytes=0-(\d{1,18})")
 
 Result = TypeVar("Result")
@@ -114,7 +114,7 @@ class GcsUpload(Announced):
             return
         self._kept = bytearray()
         if self._session is not None:
-            call = Call("DELETE", self._session, accepted=(204, _CANCELLED, *_DONE, *_GONE))
+            call = Call("DELETE", self._session, accepted=(204, _CANCELLED, *_DONE, _NOT_FOUND, _GONE))
             with contextlib.suppress(CkptStoreError):  # an unreachable server forgets it after a week
                 self._target.send(call, self._request)
 
@@ -219,7 +219,8 @@ class GcsUpload(Announced):
             try:
                 return act()
             except (UnavailableError, OutcomeUnknownError) as error:
-                gone = error.facts.get("status") in _GONE  # the server has forgotten the upload, and will not recall it
+                # The server has forgotten the upload, and will not recall it.
+                gone = error.facts.get("status") == _GONE or error.facts.get("server_code") == ABSENT
                 pause = None if gone else patience.pause_after(error)
                 if pause is None:
                     raise

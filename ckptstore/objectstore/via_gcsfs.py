@@ -12,6 +12,7 @@ from ckptstore.errors import (
     IntegrityError,
     NotFoundError,
     OutcomeUnknownError,
+    UnavailableError,
     UnsupportedError,
 )
 from ckptstore.objectstore.answers import Answer, Request, error_for
@@ -86,7 +87,7 @@ class GcsfsStore(UploadsUntold):
         return info
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """Return the whole object. See `ObjectStore.get`."""
+        """Return the whole object. See `ObjectStore.get`. Two requests if it is absent."""
         reply = self._read(key, max_bytes)
         if reply.body is None:
             raise IntegrityError(f"{key} has {reply.size} bytes, at most {max_bytes} are allowed.", key=key)
@@ -169,7 +170,17 @@ class GcsfsStore(UploadsUntold):
         path = object_path(self._bucket, self._root + checked_key(key))
         # As it is stored: a range of something that is unpacked on the way would be a range of something else.
         plain = {"Accept-Encoding": "identity", **(headers or {})}
-        return self._send(Call("GET", path, {"alt": "media"}, plain, max_bytes=max_bytes), self._request("GET", key))
+        try:
+            return self._send(
+                Call("GET", path, {"alt": "media"}, plain, max_bytes=max_bytes), self._request("GET", key)
+            )
+        except UnavailableError as error:
+            if error.facts.get("status") != _NOT_FOUND:
+                raise
+            refused = error
+        # Of an object's bytes the service says in plain text that they are absent, as anybody could: ask for the rest.
+        self.head(key)
+        raise refused
 
     def _send(self, call: Call, request: Request) -> Reply:
         self._check_bucket(request)

@@ -86,6 +86,15 @@ def test_an_upload_that_the_server_forgot_fails_at_once(gcs, store, faults):
     assert len([1 for method, path, _ in gcs.seen if path.startswith("/upload/") and method != "DELETE"]) <= 4
 
 
+def test_a_page_about_a_chunk_is_no_upload_that_was_forgotten(gcs, store):
+    page = (b"<html></html>", {"Content-Type": "text/html"})
+    pages = [(404, *page), (200, *page)]
+    gcs.refuse = lambda _method, path: pages.pop() if pages and gcs.sessions and path.startswith("/upload") else None
+    assert upload(store, BODY).size == len(BODY)
+    assert not pages
+    assert gcs.objects == {"run/data/0/shard": BODY}
+
+
 @pytest.mark.parametrize("size", [10, len(BODY)])
 def test_an_upload_whose_last_answers_are_all_lost_is_looked_for(gcs, store, size):
     gcs.faults = [None] * 3 * (size > 10) + ["lost"] * QUICK.attempts

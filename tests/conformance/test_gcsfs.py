@@ -119,6 +119,65 @@ def test_answers_mean_what_the_table_says_and_are_asked_for_once(gcs, store, sta
     assert len(gcs.seen) == 1 if status or call in ("create", "put") else len(gcs.seen) <= 2
 
 
+PAGE = (b"<html>hush-hush</html>", {"Content-Type": "text/html; charset=UTF-8"})
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("status", "body", "headers"),
+    [
+        (404, *PAGE),
+        (404, b"", {}),
+        (404, b"Not Found\n", {"Content-Type": "text/plain"}),
+        (404, b'{"error": "not found"}', {"Content-Type": "application/json"}),
+        (404, b'{"error": {"code": 404, "errors": []}}', {"Content-Type": "application/json"}),
+        (404, b'{"error": {"code": 404, "errors": [{"reason": "hush-hush"}]}}', {"Content-Type": "application/json"}),
+        (404, b"[" + b" " * 70_000, {"Content-Type": "application/json"}),
+        (200, *PAGE),
+    ],
+    ids=["page", "empty", "text", "other JSON", "no reason", "other reason", "huge", "success"],
+)
+def test_what_something_else_answers_is_neither_absence_nor_success(gcs, store, status, body, headers, call):
+    store.put("a", b"x")
+    gcs.refuse = lambda _method, _path: (status, body, headers)
+    with pytest.raises(CkptStoreError) as caught:
+        CALLS[call](store)
+    expected = OutcomeUnknownError if call in ("create", "put", "delete") else UnavailableError
+    assert type(caught.value) is expected
+    assert HUSH not in "".join(traceback.format_exception(caught.value))
+    assert "NO_PROXY" in caught.value.hint
+    gcs.refuse = lambda _method, _path: None
+    assert gcs.objects == {"run/a": b"x"}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_page_instead_of_a_bucket_is_no_missing_one(gcs, store, call):
+    gcs.refuse = lambda _method, _path: (404, *PAGE)
+    with pytest.raises(UnavailableError, match=r"404 by something that is not Google's storage.*NO_PROXY"):
+        CALLS[call](store)
+
+
+def test_whether_an_object_is_absent_is_asked_of_its_metadata(gcs, store):
+    for call in ("get", "get_range"):
+        gcs.seen.clear()
+        with pytest.raises(NotFoundError):
+            CALLS[call](store)
+        assert [method for method, path, _ in gcs.seen if path != BUCKET] == ["GET", "GET"]
+    gcs.objects["run/a"] = b"12345"
+    pages = [(404, *PAGE)]
+    gcs.refuse = lambda _method, _path: pages.pop() if pages else None
+    with pytest.raises(UnavailableError, match="404 by something"):
+        store.get("a", max_bytes=10)
+    assert store.get("a", max_bytes=10) == b"12345"
+
+
+def test_an_object_that_is_a_web_page_can_be_read(gcs, store):
+    gcs.objects["run/a"] = b"x"
+    store.head("a")
+    gcs.refuse = lambda _method, _path: (200, PAGE[0], PAGE[1] | {"X-Goog-Generation": "1"})
+    assert store.get("a", max_bytes=100) == PAGE[0]
+
+
 def test_a_server_that_asks_to_be_left_alone_says_for_how_long(gcs, store):
     gcs.refuse = lambda _method, _path: (429, "rateLimitExceeded", {"Retry-After": "7"})
     with pytest.raises(UnavailableError) as caught:
