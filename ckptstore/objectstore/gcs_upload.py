@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from ckptstore.objectstore.announced import Announced
 from ckptstore.objectstore.answers import Answer, Request, error_for
 from ckptstore.objectstore.gcs_client import ABSENT, Call, Reply
 from ckptstore.objectstore.gcs_objects import begin_call, encoded_crc32c, info_of, put_call
-from ckptstore.objectstore.patience import Patience
+from ckptstore.objectstore.patience import Patience, tried
 from ckptstore.objectstore.port import ObjectInfo
 from ckptstore.options import RetryOptions
 from ckptstore.units import KIB
@@ -215,13 +214,9 @@ class GcsUpload(Announced):
         return IntegrityError(f"{self._request.url} {fault}.", hint="Save again.", key=self._request.key)
 
     def _tried(self, act: Callable[[], Result], patience: Patience) -> Result:
-        while True:
-            try:
-                return act()
-            except (UnavailableError, OutcomeUnknownError) as error:
-                # The server has forgotten the upload, and will not recall it.
-                gone = error.facts.get("status") == _GONE or error.facts.get("server_code") == ABSENT
-                pause = None if gone else patience.pause_after(error)
-                if pause is None:
-                    raise
-            time.sleep(pause)
+        return tried(act, patience, writes=True, hopeless=_is_gone)
+
+
+def _is_gone(error: CkptStoreError) -> bool:
+    """Return whether the server has forgotten the upload; it will not recall it."""
+    return error.facts.get("status") == _GONE or error.facts.get("server_code") == ABSENT

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
-from ckptstore.errors import CkptStoreError, StalledError, UnavailableError
+from ckptstore.errors import CkptStoreError, IntegrityError, OutcomeUnknownError, StalledError, UnavailableError
 from ckptstore.options import RetryOptions
+
+Result = TypeVar("Result")
 
 
 class Patience:
@@ -30,6 +35,48 @@ class Patience:
         self._longest = min(2 * self._longest, self._options.longest_pause_seconds)
         self._left -= 1
         return drawn if self._left >= 0 and self._clock.monotonic() + drawn <= self._deadline else None
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a pause to end."""
+        self._clock.sleep(seconds)
+
+
+def tried(
+    act: Callable[[], Result],
+    patience: Patience,
+    *,
+    writes: bool = False,
+    hopeless: Callable[[CkptStoreError], bool] = lambda _: False,
+) -> Result:
+    """Return what `act` returns, tried again while that may help.
+
+    Args:
+        act: One request.
+        patience: How often and how long.
+        writes: It may have happened without an answer, and has the same effect twice.
+        hopeless: Whether an error stays what it is, however often it is tried.
+
+    Raises:
+        OutcomeUnknownError: One try may have happened, and none succeeded: what a later one answers proves nothing.
+        StalledError: There was no answer in time, the last time either.
+        CkptStoreError: Whatever the last try raised.
+    """
+    ambiguous = False
+    while True:
+        try:
+            return act()
+        except CkptStoreError as error:
+            unknown = writes and isinstance(error, OutcomeUnknownError)
+            again = (unknown or isinstance(error, UnavailableError)) and not hopeless(error)
+            pause = patience.pause_after(error) if again else None
+            if pause is None:
+                if ambiguous and not unknown and not isinstance(error, IntegrityError):  # that was looked at
+                    raise OutcomeUnknownError(error.message, hint=error.hint, **error.facts) from error
+                if (ended := given_up(error)) is error:
+                    raise
+                raise ended from error
+            ambiguous = ambiguous or unknown
+        patience.wait(pause)
 
 
 def given_up(error: CkptStoreError) -> CkptStoreError:

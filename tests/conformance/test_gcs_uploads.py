@@ -7,7 +7,7 @@ import time
 import pytest
 from gcs_by_the_book import UNIT, Gcs
 
-from ckptstore.errors import IntegrityError, InvalidInputError, OutcomeUnknownError, UnsupportedError
+from ckptstore.errors import AccessDeniedError, IntegrityError, InvalidInputError, OutcomeUnknownError, UnsupportedError
 from ckptstore.objectstore.via_gcsfs import GcsfsStore
 from ckptstore.options import RetryOptions, TransferOptions
 from ckptstore.units import MIB
@@ -93,6 +93,39 @@ def test_a_page_about_a_chunk_is_no_upload_that_was_forgotten(gcs, store):
     assert upload(store, BODY).size == len(BODY)
     assert not pages
     assert gcs.objects == {"run/data/0/shard": BODY}
+
+
+@pytest.mark.parametrize("refusal", [(403, "forbidden"), (429, "rateLimitExceeded"), (401, "authError")], ids=str)
+@pytest.mark.parametrize("looks", [True, False], ids=["seen", "unseen"])
+@pytest.mark.parametrize("size", [10, len(BODY)])
+def test_what_is_refused_after_an_answer_that_was_lost_proves_nothing(gcs, store, refusal, looks, size):
+    gcs.faults = [None] * 3 * (size > 10) + ["lost"]
+
+    def refuse(_method, path):
+        lost = "run/data/0/shard" in gcs.objects
+        return refusal if lost and (not looks or path.startswith("/upload/")) else None
+
+    gcs.refuse = refuse
+    if looks:
+        assert upload(store, BODY[:size]).size == size
+    else:
+        with pytest.raises(OutcomeUnknownError, match=str(refusal[0])):
+            upload(store, BODY[:size])
+    assert gcs.objects == {"run/data/0/shard": BODY[:size]}
+
+
+@pytest.mark.parametrize("faults", [["lost", "flipped"], [None, None, None, "503", None, "flipped"]], ids=str)
+def test_wrong_bytes_are_found_out_also_after_an_answer_that_was_lost(gcs, store, faults):
+    gcs.faults = list(faults)
+    with pytest.raises(IntegrityError):
+        upload(store, BODY[: 10 if faults[0] else len(BODY)])
+    assert gcs.objects == {}
+
+
+def test_a_refusal_of_the_first_try_is_what_it_is(gcs, store):
+    gcs.refuse = lambda _method, path: (403, "forbidden") if path.startswith("/upload/") else None
+    with pytest.raises(AccessDeniedError):
+        upload(store, BODY[:10])
 
 
 @pytest.mark.parametrize("size", [10, len(BODY)])

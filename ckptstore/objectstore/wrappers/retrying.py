@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
-from ckptstore.errors import CkptStoreError, OutcomeUnknownError, UnavailableError
-from ckptstore.objectstore.patience import Patience, given_up
+from ckptstore.objectstore.patience import Patience, tried
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.options import RetryOptions
@@ -83,20 +82,4 @@ class RetryingStore(ForwardingStore):
         self._tried(lambda: self._inner.abort_upload(upload), writes=True)
 
     def _tried(self, act: Callable[[], Result], *, writes: bool = False) -> Result:
-        patience = Patience(self._options, clock=self._clock, ids=self._ids)
-        ambiguous = False
-        while True:
-            try:
-                return act()
-            except CkptStoreError as error:
-                unknown = writes and isinstance(error, OutcomeUnknownError)
-                pause = patience.pause_after(error) if unknown or isinstance(error, UnavailableError) else None
-                if pause is None and ambiguous and not unknown:
-                    # What a later try answers proves nothing about the one that may have been carried out.
-                    raise OutcomeUnknownError(error.message, hint=error.hint, **error.facts) from error
-                if pause is None:
-                    if (ended := given_up(error)) is error:
-                        raise
-                    raise ended from error
-                ambiguous = ambiguous or unknown
-            self._clock.sleep(pause)
+        return tried(act, Patience(self._options, clock=self._clock, ids=self._ids), writes=writes)
