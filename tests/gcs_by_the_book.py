@@ -37,6 +37,8 @@ class Gcs(ThreadingHTTPServer):
         wrong: The Content-Range of chunks that do not follow the last one, or have a size that none may have.
         said_to_be: The credentials of all requests.
         paid_by: The projects that all requests are to be paid by.
+        page_keys: How many objects a page of a listing has at most.
+        listing: From a query to what is answered, instead of what is there; or None.
         seconds_between_writes: How long after a write the same object takes no other one; the service says: a second.
         too_soon: The names of the objects whose writes were refused for that.
     """
@@ -48,6 +50,7 @@ class Gcs(ThreadingHTTPServer):
         self.bucket, self.layout, self.objects, self.sessions = {"locationType": "region"}, None, {}, {}
         self.refuse, self.faults, self.seen, self.wrong = lambda _method, _path: None, [], [], []
         self.said_to_be, self.paid_by = set(), set()
+        self.page_keys, self.listing = 1000, None
         self.seconds_between_writes, self.too_soon, self._written = 0.0, [], {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
@@ -144,7 +147,14 @@ class _Exchange(BaseHTTPRequestHandler):
     def _list(self):
         names = sorted(name for name in list(self.server.objects) if name.startswith(self.query.get("prefix", "")))
         after = [name for name in names if name >= self.query.get("startOffset", "")]
-        return self._say(200, {"items": [self.server.described(name) for name in after]})
+        if self.server.listing is not None:
+            return self._say(200, self.server.listing(self.query))
+        first = int(self.query.get("pageToken", 0))
+        page, more = after[first : first + self.server.page_keys], len(after) > first + self.server.page_keys
+        # What is not asked for is not said, nor is what is empty.
+        said = {"items": [self.server.described(name) for name in page]} if page else {}
+        said |= {"kind": "storage#objects"} if "kind" in self.query.get("fields", "kind") else {}
+        return self._say(200, said | ({"nextPageToken": str(first + self.server.page_keys)} if more else {}))
 
     def _begin(self):
         fault = self._fault()

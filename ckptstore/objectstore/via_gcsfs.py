@@ -17,7 +17,7 @@ from ckptstore.errors import (
 )
 from ckptstore.objectstore.answers import Answer, Request, error_for
 from ckptstore.objectstore.gcs_client import Call, GcsClient, Pace, Reply
-from ckptstore.objectstore.gcs_objects import FIELDS, NO_BUCKET, bucket_path, info_of, object_path, put_call
+from ckptstore.objectstore.gcs_objects import FIELDS, NO_BUCKET, bucket_path, info_of, object_path, page_of, put_call
 from ckptstore.objectstore.gcs_options import fill_from_environment, read_options
 from ckptstore.objectstore.gcs_upload import CHUNK_UNIT, GcsUpload, Target
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range, fault_of_segments
@@ -30,6 +30,7 @@ from ckptstore.units import MIB
 PAGE_KEYS = 1000
 SLOWEST_BYTES_PER_SECOND = MIB  # of all that is on its way at once
 MAX_PAGE_BYTES = 16 * MIB
+MAX_EMPTY_PAGES = 100  # in a row
 _PARTIAL, _NOT_FOUND = 206, 404
 
 
@@ -115,30 +116,41 @@ class GcsfsStore(UploadsUntold):
         """
         checked_prefix(prefix)
         request = self._request("LIST", prefix)
-        parameters = {
-            "prefix": self._root + prefix,
-            "maxResults": str(PAGE_KEYS),
-            "fields": f"items({FIELDS}),nextPageToken",
-        }
-        if after:
-            parameters["startOffset"] = self._root + after  # that key included
         found: list[ObjectInfo] = []
-        page: str | None = ""
-        while page is not None:
-            call = Call(
-                "GET",
-                f"{bucket_path(self._bucket)}/o",
-                parameters | ({"pageToken": page} if page else {}),
-                max_bytes=MAX_PAGE_BYTES,
-                missing=NO_BUCKET,
-            )
+        for name, item in self._items(self._root + prefix, self._root + after if after else "", request):
+            key = name[len(self._root) :]
+            if fault_of_segments(key) is None and (after is None or key > after):
+                found.append(self._info(item, key, request))
+        return iter(found)
+
+    def _items(self, prefix: str, start: str, request: Request) -> Iterator[tuple[str, Any]]:
+        """Yield the names and descriptions of all objects under `prefix` from the name `start` on, page by page.
+
+        Raises:
+            UnavailableError: A page does not begin after the last one, or too many hold nothing: there would be no end.
+        """
+        parameters = {"prefix": prefix, "maxResults": str(PAGE_KEYS), "fields": f"kind,items({FIELDS}),nextPageToken"}
+        if start:
+            parameters["startOffset"] = start  # that name included
+        path, last, empty = f"{bucket_path(self._bucket)}/o", "", 0
+        while True:
+            call = Call("GET", path, parameters, max_bytes=MAX_PAGE_BYTES, missing=NO_BUCKET)
             described = self._described(self._send(call, request), request)
-            for item in described.get("items") or ():
-                key = item["name"][len(self._root) :]
-                if fault_of_segments(key) is None and (after is None or key > after):
-                    found.append(self._info(item, key, request))
-            page = described.get("nextPageToken") or None
-        return iter(sorted(found, key=lambda info: info.key))
+            try:
+                items, following = page_of(described)
+            except (LookupError, ValueError, TypeError):
+                raise self._nonsense(request) from None
+            for name, item in items:
+                if not name.startswith(prefix) or name <= last:
+                    raise self._nonsense(request)
+                last = name
+                yield name, item
+            if following is None:
+                return
+            empty = 0 if items else empty + 1  # the service may give some
+            if empty > MAX_EMPTY_PAGES:
+                raise self._nonsense(request)
+            parameters["pageToken"] = following
 
     def delete(self, key: str) -> None:
         """Delete exactly this key. See `ObjectStore.delete`.

@@ -5,29 +5,12 @@ import signal
 import time
 
 import pytest
-from gcs_by_the_book import UNIT, Gcs
+from gcs_by_the_book import UNIT
+from gcs_cases import QUICK, opened
 
 from ckptstore.errors import AccessDeniedError, IntegrityError, InvalidInputError, OutcomeUnknownError, UnsupportedError
-from ckptstore.objectstore.via_gcsfs import GcsfsStore
-from ckptstore.options import RetryOptions, TransferOptions
+from ckptstore.options import TransferOptions
 from ckptstore.units import MIB
-
-QUICK = RetryOptions(attempts=3, first_pause_seconds=0.01, longest_pause_seconds=0.02, stall_timeout_seconds=5)
-PARTS = TransferOptions(part_bytes=5 * MIB, retry=QUICK)
-
-
-def opened(url, *, transfer=PARTS, **options):
-    bucket, _, prefix = url.removeprefix("gs://").partition("/")
-    return GcsfsStore(bucket, prefix, options=options, transfer=transfer)
-
-
-@pytest.fixture
-def gcs(monkeypatch):
-    """A server that goes by the book, with faults."""
-    with Gcs() as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
-        yield server
-        assert not server.wrong
 
 
 @pytest.fixture
