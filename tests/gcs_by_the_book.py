@@ -27,7 +27,8 @@ class Gcs(ThreadingHTTPServer):
         bucket: What it says of its only bucket, or None: there is none.
         layout: What it says of that one's layout.
         objects: The bytes by name.
-        refuse: From a method and a path to None, or to (status, reason, headers); a status of 0 hangs up.
+        refuse: From a method and a path to None, or to (status, reason, headers); bytes instead of a reason are the
+            whole body; a status of 0 hangs up.
         faults: The next requests' fates: `lost` (done, not answered), `503`, `410`, `partly` (a unit is taken, not
             answered), `short` (a unit is taken and confirmed), `none` (nothing is taken), `less` (all but a unit is
             forgotten, also what was confirmed), `flipped` (stored with a wrong bit), `early` (published at once),
@@ -36,6 +37,8 @@ class Gcs(ThreadingHTTPServer):
         wrong: The Content-Range of chunks that do not follow the last one, or have a size that none may have.
         said_to_be: The credentials of all requests.
         paid_by: The projects that all requests are to be paid by.
+        page_keys: How many objects a page of a listing has at most.
+        listing: From a query to what is answered, instead of what is there; or None.
         seconds_between_writes: How long after a write the same object takes no other one; the service says: a second.
         too_soon: The names of the objects whose writes were refused for that.
     """
@@ -47,6 +50,7 @@ class Gcs(ThreadingHTTPServer):
         self.bucket, self.layout, self.objects, self.sessions = {"locationType": "region"}, None, {}, {}
         self.refuse, self.faults, self.seen, self.wrong = lambda _method, _path: None, [], [], []
         self.said_to_be, self.paid_by = set(), set()
+        self.page_keys, self.listing = 1000, None
         self.seconds_between_writes, self.too_soon, self._written = 0.0, [], {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
@@ -126,6 +130,8 @@ class _Exchange(BaseHTTPRequestHandler):
 
     def _object(self, name):
         if name not in self.server.objects:
+            if self.query.get("alt") == "media":
+                return self._refused(404, b"No such object: bucket/hush-hush", {"Content-Type": "text/html"})
             return self._refused(404, "notFound")
         if self.command == "DELETE":
             del self.server.objects[name]
@@ -141,7 +147,14 @@ class _Exchange(BaseHTTPRequestHandler):
     def _list(self):
         names = sorted(name for name in list(self.server.objects) if name.startswith(self.query.get("prefix", "")))
         after = [name for name in names if name >= self.query.get("startOffset", "")]
-        return self._say(200, {"items": [self.server.described(name) for name in after]})
+        if self.server.listing is not None:
+            return self._say(200, self.server.listing(self.query))
+        first = int(self.query.get("pageToken", 0))
+        page, more = after[first : first + self.server.page_keys], len(after) > first + self.server.page_keys
+        # What is not asked for is not said, nor is what is empty.
+        said = {"items": [self.server.described(name) for name in page]} if page else {}
+        said |= {"kind": "storage#objects"} if "kind" in self.query.get("fields", "kind") else {}
+        return self._say(200, said | ({"nextPageToken": str(first + self.server.page_keys)} if more else {}))
 
     def _begin(self):
         fault = self._fault()
@@ -198,6 +211,8 @@ class _Exchange(BaseHTTPRequestHandler):
     def _refused(self, status, reason="", headers=None):
         if not status:
             return self._hang_up()
+        if isinstance(reason, bytes):
+            return self._say(status, reason, headers)
         error = {"code": status, "message": "hush-hush", "errors": [{"reason": reason, "message": "hush-hush"}]}
         return self._say(status, {"error": error}, headers)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable
-from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Protocol
 
 from fsspec.implementations.memory import MemoryFile
 from fsspec.spec import AbstractBufferedFile
 
-from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError
+from ckptstore.errors import CkptStoreError, IntegrityError
+from ckptstore.objectstore.announced import Announced
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.fsspec_errors import translating
 from ckptstore.objectstore.fsspec_place import FsspecPlace
@@ -38,7 +38,7 @@ class Sink(Protocol):
         """Free everything, and remove what was not published."""
 
 
-class FsspecUpload:
+class FsspecUpload(Announced):
     """An object that gets its name when it is complete. See `port.Upload`.
 
     Args:
@@ -58,15 +58,12 @@ class FsspecUpload:
         head: Callable[[], ObjectInfo],
         delete: Callable[[], None],
     ) -> None:
-        self._sink: Sink | None = sink
-        self._request, self._head, self._delete = request, head, delete
-        self._size, self._written = size, 0
+        super().__init__(request, size=size)
+        self._sink, self._head, self._delete = sink, head, delete
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append `data`."""
-        view = memoryview(data).cast("B")
-        if self._sink is None or self._written + len(view) > self._size:
-            raise self._wrong_size(self._written + len(view))
+        view = self._admitted(data)
         try:
             with translating(self._request):
                 self._sink.write(view)
@@ -86,10 +83,7 @@ class FsspecUpload:
         If killed: the whole object, or none under its key; on a file system that cannot give a name at the end, perhaps
             a part of the object. No commit names it.
         """
-        if self._sink is None or self._written != self._size:
-            fault = self._wrong_size(self._written)
-            self.abort()
-            raise fault
+        self._check_whole()
         try:
             with translating(self._request):
                 self._sink.publish()
@@ -108,30 +102,13 @@ class FsspecUpload:
 
     def abort(self) -> None:
         """Give the upload up, and free what it holds. Never raises."""
-        sink, self._sink = self._sink, None
-        if sink is not None:
+        if self._end():
             with contextlib.suppress(Exception):  # a temporary that cannot be removed takes its space
-                sink.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
+                self._sink.close()
 
     def _remove(self) -> None:
         with contextlib.suppress(CkptStoreError):
             self._delete()
-
-    def _wrong_size(self, written: int) -> InvalidInputError:
-        key = self._request.key
-        if self._sink is None:
-            return InvalidInputError(f"The upload of {key} has ended.", key=key)
-        return InvalidInputError(
-            f"The upload of {key} was announced with {self._size} bytes and has {written}.", key=key
-        )
 
 
 class Committed:

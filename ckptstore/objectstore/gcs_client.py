@@ -7,10 +7,7 @@ costs a minute where nobody answers. So its session is used, and none of its cal
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
 import os
-import threading
 import weakref
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +22,13 @@ from yarl import URL
 from ckptstore.errors import CkptStoreError
 from ckptstore.objectstore import loop
 from ckptstore.objectstore.answers import Request, error_for
-from ckptstore.objectstore.gcs_errors import answer_of_credentials, answer_of_failure, answer_of_reply
+from ckptstore.objectstore.gcs_errors import (
+    answer_of_credentials,
+    answer_of_failure,
+    answer_of_foreign,
+    answer_of_reply,
+    is_foreign,
+)
 from ckptstore.objectstore.gcs_options import METHODS, GcsOptions
 from ckptstore.units import KIB, MIB
 
@@ -33,8 +36,9 @@ CONNECT_SECONDS = 5.0
 LONGEST_SECONDS = 24 * 3600.0
 MAX_REFUSAL_BYTES = 64 * KIB
 _SLICE_BYTES = 256 * KIB
-_CLOSE_SECONDS = 1.0
 _OK, _NOT_FOUND = (200, 201, 204, 206), 404
+ABSENT = "notFound"
+"""What the server calls what is not there, or not any longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Call:
         body: In pieces, none of which is copied.
         max_bytes: How much of an answer's body is read.
         accepted: Statuses that are answers, not refusals.
-        missing: What is missing if the answer is 404, by the name of `answers.py`; by default the object.
+        missing: What is missing if the answer is 404, by a name of `answers.py`; by default the object.
     """
 
     method: str
@@ -59,7 +63,7 @@ class Call:
     body: tuple[bytes, ...] = ()
     max_bytes: int = MIB
     accepted: tuple[int, ...] = _OK
-    missing: str | None = None
+    missing: str = ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +105,9 @@ class GcsClient:
     """
 
     def __init__(self, options: GcsOptions, *, pace: Pace) -> None:
-        self._options = options
         self._pace = pace if options.timeout is None else replace(pace, seconds=options.timeout)
-        self._connection: _Connection | None = None
-        self._locks: dict[int, threading.Lock] = {}  # by process: a fork may copy one while it is held
+        self._cell = _Cell(options)
+        weakref.finalize(self, _close, self._cell).atexit = False  # the loop does it then
 
     def send(self, call: Call, request: Request) -> Reply:
         """Send `call` once and return the answer.
@@ -126,6 +129,8 @@ class GcsClient:
             if call.method in ("PUT", "DELETE"):
                 answer = replace(answer, sent=True)  # aiohttp may have sent it before, on a connection that then died
             raise error_for(answer, request) from None  # its text may hold URLs that let others write
+        if is_foreign(reply.status, reply.headers, reply.body or b""):
+            raise error_for(answer_of_foreign(reply.status, writes=request.writes), request)
         if reply.status in call.accepted:
             return reply
         answer = answer_of_reply(reply.status, reply.headers, reply.body or b"")
@@ -136,12 +141,7 @@ class GcsClient:
     def _ready(self, request: Request) -> tuple[_Connection, dict[str, str]]:
         """Return the connection and who we are, renewed if need be; in this thread, because Google's library blocks."""
         try:
-            with self._locks.setdefault(os.getpid(), threading.Lock()):
-                if self._connection is None or self._connection.loop is not loop.current():
-                    if self._connection is not None:
-                        _left.append(self._connection)
-                    self._connection = _Connection(self._options)
-                connection = self._connection
+            connection = self._cell.connection()
             return connection, connection.headers()
         except CkptStoreError:
             raise
@@ -168,16 +168,15 @@ class _Connection:
             skip_instance_cache=True,
             use_listings_cache=False,
         )
-        self._session = loop.run(self._own_session(options), timeout=CONNECT_SECONDS)
-        weakref.finalize(self, _close_later, self.loop, self._session).atexit = False
-        _open.add(self)
+        self._session_kwargs = options.session_kwargs
+        self._session: aiohttp.ClientSession | None = None
 
-    async def _own_session(self, options: GcsOptions) -> aiohttp.ClientSession:
-        """Return gcsfs's session as ours: it would close its own from any thread, and in a forked child."""
+    async def open(self) -> None:
+        """Take gcsfs's session as ours, in the loop: it would close its own from any thread, and in a forked child."""
         made = await self._gcsfs._set_session()  # noqa: SLF001  (it knows of client certificates)
         connector = made.connector
         made.detach()
-        return aiohttp.ClientSession(**{**options.session_kwargs, "connector": connector})
+        self._session = aiohttp.ClientSession(**{**self._session_kwargs, "connector": connector})
 
     def headers(self) -> dict[str, str]:
         """Return who we are. May ask Google for new credentials."""
@@ -186,6 +185,7 @@ class _Connection:
 
     async def exchange(self, call: Call, headers: Mapping[str, str], pace: Pace) -> Reply:
         """Send one request and read its answer, in the loop."""
+        assert self._session is not None  # noqa: S101  (it is open)
         parameters = self._gcsfs._get_params(dict(call.parameters))  # noqa: SLF001  (adds who pays)
         query = urlencode(parameters, quote_via=quote)
         joint = "&" if "?" in call.path else "?"
@@ -210,8 +210,47 @@ class _Connection:
             return Reply(response.status, response.headers, size, await _read(response, most))
 
     async def close(self) -> None:
-        """Close the session."""
-        await self._session.close()
+        """Close the session, in the loop."""
+        if self._session is not None:
+            await self._session.close()
+
+
+class _Cell:
+    """What a GcsClient holds, without the GcsClient, so that it can be closed when that is gone.
+
+    Only the loop's thread changes `held`: no lock that a fork could copy while it is held.
+    """
+
+    def __init__(self, options: GcsOptions) -> None:
+        self._options = options
+        self.held: _Connection | None = None
+
+    def connection(self) -> _Connection:
+        """Return this process's connection. It is made in the thread that asks, because Google's library blocks."""
+        held = self.held
+        if held is None or held.loop is not loop.current():
+            held = loop.run(self._first(_Connection(self._options)), timeout=CONNECT_SECONDS)
+        return held
+
+    async def _first(self, made: _Connection) -> _Connection:
+        """Open and keep `made`, unless another thread was faster."""
+        await made.open()
+        held = self.held
+        if held is not None and held.loop is made.loop:
+            await made.close()
+            return held
+        if held is not None:
+            _left.append(held)
+        self.held = made
+        loop.at_end(self.close)
+        return made
+
+    async def close(self) -> None:
+        """Close what is open, in the loop."""
+        held, self.held = self.held, None
+        loop.not_at_end(self.close)
+        if held is not None:
+            await held.close()
 
 
 async def _slices(body: tuple[bytes, ...]) -> AsyncIterator[memoryview]:
@@ -245,20 +284,11 @@ def _token(options: GcsOptions) -> Any:
     return dict(token) if isinstance(token, Mapping) else token
 
 
-_left: list[_Connection] = []  # of a parent; kept, so that nothing in them is ever collected, and closed, here
-_open: weakref.WeakSet[_Connection] = weakref.WeakSet()
+_left: list[_Connection] = []
+"""Connections of a parent process. Kept, so that they are not collected: that would close the parent's."""
 
 
-def _close_later(served: asyncio.AbstractEventLoop, session: aiohttp.ClientSession) -> None:
-    loop.spawn(served, session.close())
-
-
-def _close_all() -> None:
-    """Close what is open while its loop still runs: aiohttp complains otherwise."""
-    for connection in list(_open):
-        with contextlib.suppress(CkptStoreError, TimeoutError, RuntimeError):
-            if connection.loop is loop.current():
-                loop.run(connection.close(), timeout=_CLOSE_SECONDS)
-
-
-atexit.register(_close_all)  # after `loop` has registered its own end, so before that
+def _close(cell: _Cell) -> None:
+    held = cell.held
+    if held is not None and not loop.spawn(held.loop, cell.close()):
+        _left.append(held)

@@ -11,10 +11,17 @@ import aiohttp
 import google.auth.exceptions as auth
 import requests
 
-from ckptstore.errors import AccessDeniedError, InvalidInputError, UnavailableError, UnsupportedError
+from ckptstore.errors import (
+    AccessDeniedError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UnsupportedError,
+)
 from ckptstore.objectstore.answers import Answer, seconds_of
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+_NOT_GOOGLE = "A proxy or another server answers there: check the endpoint, HTTPS_PROXY and NO_PROXY."
 _LOG_IN = "Log in (`gcloud auth application-default login`), or pass storage_options={'token': …}."
 _WHAT_TOKENS_ARE = "Correct `token`: what it names is no key of a service account, and no credentials of a user."
 _TRUST = "If it is the right server, name its authority's certificates in SSL_CERT_FILE; else correct the endpoint."
@@ -71,6 +78,11 @@ def is_page(body: bytes) -> bool:
     return _PAGE.match(body) is not None
 
 
+# What is absent: so says Google, and so does fake-gcs-server.
+_ABSENT = ("notFound", "Not Found")
+_REDIRECT, _BAD_REQUEST, _UNAUTHORIZED, _NOT_FOUND = 300, 400, 401, 404
+
+
 def answer_of_reply(status: int, headers: Mapping[str, str], body: bytes) -> Answer:
     """Return what a server's refusal says: its status, its own name for the error, and how long to leave it alone."""
     if is_page(body):
@@ -83,6 +95,29 @@ def answer_of_reply(status: int, headers: Mapping[str, str], body: bytes) -> Ans
         kind=UnavailableError if code in _TOO_MUCH else None,
         hint=hint,
         retry_after_seconds=seconds_of(headers.get("Retry-After")),
+    )
+
+
+def is_foreign(status: int, headers: Mapping[str, str], body: bytes) -> bool:
+    """Return whether an answer proves nothing, because anybody on the way could have given it: a proxy's page, say.
+
+    That something is absent the service says in its JSON; only of an object's bytes in a plain text, which counts as
+    foreign, too. A success is a web page of nobody but a proxy, except if an object is one: then its headers say so.
+    """
+    if status == _NOT_FOUND:
+        error = _error(body)
+        return error.get("code") != _NOT_FOUND or _first_of(error).get("reason") not in _ABSENT
+    page = headers.get("Content-Type", "").startswith("text/html")
+    return status < _REDIRECT and page and "X-Goog-Generation" not in headers
+
+
+def answer_of_foreign(status: int, *, writes: bool) -> Answer:
+    """Return what is known when something else has answered."""
+    return Answer(
+        status=status,
+        kind=OutcomeUnknownError if writes else UnavailableError,
+        reason="by something that is not Google's storage",
+        hint=_NOT_GOOGLE,
     )
 
 
@@ -105,8 +140,21 @@ def _first(table: _Table, error: BaseException, default: Answer) -> Answer:
 
 def _reason(body: bytes) -> str | None:
     """Return the server's own name for an error, out of its JSON; a name, never a sentence."""
-    try:
-        reason: Any = json.loads(body)["error"]["errors"][0]["reason"]
-    except (ValueError, LookupError, TypeError):
-        return None
+    reason = _first_of(_error(body)).get("reason")
     return reason if isinstance(reason, str) and _NAME.fullmatch(reason) else None
+
+
+def _error(body: bytes) -> dict[str, Any]:
+    try:
+        error: Any = json.loads(body)["error"]
+    except (ValueError, LookupError, TypeError):
+        return {}
+    return error if isinstance(error, dict) else {}
+
+
+def _first_of(error: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        first: Any = error["errors"][0]
+    except (LookupError, TypeError):
+        return {}
+    return first if isinstance(first, dict) else {}

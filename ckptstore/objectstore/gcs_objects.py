@@ -79,6 +79,25 @@ def encoded_crc32c(value: int) -> str:
     return base64.b64encode(value.to_bytes(4, "big")).decode()
 
 
+def page_of(described: Any) -> tuple[list[tuple[str, Any]], str | None]:
+    """Return the objects of a page of a listing, name and description, and what names the next page, if there is one.
+
+    Raises:
+        LookupError: Something is missing.
+        ValueError: It is something else.
+        TypeError: It is no listing at all.
+    """
+    if described["kind"] != "storage#objects":  # always said, also where nothing is there
+        raise ValueError
+    items, following = described.get("items") or [], described.get("nextPageToken") or None
+    if not isinstance(items, list) or not isinstance(following, str | None):
+        raise TypeError
+    names = [item["name"] for item in items]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError
+    return list(zip(names, items, strict=True)), following
+
+
 def info_of(described: Any, key: str) -> ObjectInfo:
     """Return what the server's description of an object says.
 

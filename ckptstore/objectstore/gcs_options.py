@@ -5,7 +5,6 @@ The names are those that gcsfs users know. What is not known is refused by name,
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.endpoint import check_endpoint, check_secrecy
 from ckptstore.options import check_kinds, check_seconds
 
 if TYPE_CHECKING:
@@ -63,12 +63,11 @@ class GcsOptions:
         if self.timeout is not None:
             check_seconds(timeout=self.timeout)
         if self.endpoint_url is not None:
-            _check_endpoint(self.endpoint_url)
-            if self.token not in (None, "anon") and _is_open(self.endpoint_url):
-                raise InvalidInputError(
-                    f"Credentials would travel to {self.endpoint_url} for everybody to read.",
-                    hint="Use an https:// endpoint, or token='anon'.",
-                )
+            check_endpoint(self.endpoint_url)
+            if urlsplit(self.endpoint_url).path.strip("/"):
+                raise InvalidInputError("The endpoint has a path.", hint="Write https://host:port.")
+            said = [] if self.token in (None, "anon") else ["token"]
+            check_secrecy(self.endpoint_url, said, instead="token='anon'")
         _check_token(self.token)
 
 
@@ -103,28 +102,6 @@ def fill_from_environment(options: GcsOptions, environment: Mapping[str, str] = 
     if options.token is None and (emulated or (options.endpoint_url or "").startswith("http://")):
         options = replace(options, token="anon")  # noqa: S106  (nobody's)
     return options
-
-
-def _is_open(endpoint: str) -> bool:
-    """Return whether somebody on the way to `endpoint` could read what is sent: no TLS, and not this machine."""
-    parts = urlsplit(endpoint)
-    host = parts.hostname or ""
-    try:
-        here = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        here = host == "localhost"
-    return parts.scheme != "https" and not here
-
-
-def _check_endpoint(endpoint: str) -> None:
-    try:
-        parts = urlsplit(endpoint)
-        sound = parts.scheme in ("http", "https") and parts.hostname and not (parts.username or parts.query)
-        _ = parts.port
-    except ValueError:
-        sound = False
-    if not sound or parts.path.strip("/"):  # it is not shown: it could hold credentials
-        raise InvalidInputError("The endpoint is no plain http:// or https:// URL.", hint="Write https://host:port.")
 
 
 def _check_token(token: object) -> None:

@@ -8,21 +8,20 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import google_crc32c
 
-from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError, OutcomeUnknownError, UnavailableError
+from ckptstore.errors import CkptStoreError, IntegrityError, OutcomeUnknownError, UnavailableError
+from ckptstore.objectstore.announced import Announced
 from ckptstore.objectstore.answers import Answer, Request, error_for
-from ckptstore.objectstore.gcs_client import Call, Reply
+from ckptstore.objectstore.gcs_client import ABSENT, Call, Reply
 from ckptstore.objectstore.gcs_errors import NONSENSE
 from ckptstore.objectstore.gcs_objects import begin_call, encoded_crc32c, info_of, put_call
-from ckptstore.objectstore.patience import Patience
+from ckptstore.objectstore.patience import Patience, tried
 from ckptstore.objectstore.port import ObjectInfo
 from ckptstore.options import RetryOptions
 from ckptstore.units import KIB
@@ -30,7 +29,7 @@ from ckptstore.units import KIB
 CHUNK_UNIT = 256 * KIB
 """Every chunk but the last is a multiple of this."""
 
-_DONE, _MORE, _GONE, _CANCELLED = (200, 201), 308, (404, 410), 499
+_DONE, _MORE, _NOT_FOUND, _GONE, _CANCELLED = (200, 201), 308, 404, 410, 499
 _HELD = re.compile(r"bytes=0-(\d{1,18})")
 
 Result = TypeVar("Result")
@@ -57,7 +56,7 @@ class Target:
     delete: Callable[[], None]
 
 
-class GcsUpload:
+class GcsUpload(Announced):
     """An object streamed in chunks, one after the other. See `port.Upload`.
 
     What fits into one chunk is sent in one request, when it is complete. Two chunks at most are held in memory.
@@ -70,17 +69,15 @@ class GcsUpload:
     """
 
     def __init__(self, target: Target, *, size: int, chunk_bytes: int, retry: RetryOptions) -> None:
-        self._target, self._retry = target, retry
-        self._size, self._chunk_bytes, self._written = size, chunk_bytes, 0
-        self._kept: bytearray | None = bytearray()
+        super().__init__(target.request, size=size)
+        self._target, self._retry, self._chunk_bytes = target, retry, chunk_bytes
+        self._kept = bytearray()
         self._session: str | None = None
         self._held, self._in_doubt, self._checksum = 0, False, 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append `data`, which is copied. Waits until each chunk that is full has arrived."""
-        view = memoryview(data).cast("B")
-        if self._kept is None or self._written + len(view) > self._size:
-            raise self._wrong_size(self._written + len(view))
+        view = self._admitted(data)
         try:
             while view:
                 if len(self._kept) == self._chunk_bytes:  # and it is not the last one: more is at hand
@@ -103,12 +100,9 @@ class GcsUpload:
 
         If killed: the whole object, or none under its key; perhaps an incomplete upload.
         """
-        if self._kept is None or self._written != self._size:
-            fault = self._wrong_size(self._written)
-            self.abort()
-            raise fault
+        self._check_whole()
         try:
-            return self._send_last() if self._session else self._tried(self._put, Patience(self._retry))
+            return self._send_last() if self._session else self._tried(self._put, Patience(self._retry, writes=True))
         except (UnavailableError, OutcomeUnknownError) as failure:
             return self._confirmed(failure)
         finally:
@@ -116,36 +110,29 @@ class GcsUpload:
 
     def abort(self) -> None:
         """Give the upload up, and let the server forget it. Never raises."""
-        session, self._session, self._kept = self._session, None, None
-        if session is not None:
-            call = Call("DELETE", session, accepted=(204, _CANCELLED, *_DONE, *_GONE))
+        if not self._end():
+            return
+        self._kept = bytearray()
+        if self._session is not None:
+            call = Call("DELETE", self._session, accepted=(204, _CANCELLED, *_DONE, _NOT_FOUND, _GONE))
             with contextlib.suppress(CkptStoreError):  # an unreachable server forgets it after a week
-                self._target.send(call, self._target.request)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
+                self._target.send(call, self._request)
 
     def _put(self) -> ObjectInfo:
-        assert self._kept is not None  # noqa: S101  (a second look)
         body = bytes(self._kept)
         self._checksum = google_crc32c.value(body)
-        reply = self._target.send(put_call(self._target.bucket, self._target.name, body), self._target.request)
+        reply = self._target.send(put_call(self._target.bucket, self._target.name, body), self._request)
         return self._published(reply)
 
     def _send_chunk(self) -> None:
         chunk = self._take()
-        end, patience = self._held + len(chunk), Patience(self._retry)
+        end, patience = self._held + len(chunk), Patience(self._retry, writes=True)
         while self._held < end:
             if self._tried(lambda: self._advance(chunk, end), patience) is not None:
                 raise self._refused("was published before it was complete")
 
     def _send_last(self) -> ObjectInfo:
-        chunk, patience = self._take(), Patience(self._retry)
+        chunk, patience = self._take(), Patience(self._retry, writes=True)
         while True:
             info = self._tried(lambda: self._advance(chunk, self._size), patience)
             if info is not None:
@@ -153,12 +140,11 @@ class GcsUpload:
                 return info
 
     def _take(self) -> bytes:
-        assert self._kept is not None  # noqa: S101  (a second look)
         chunk = bytes(self._kept)
         self._kept.clear()
         self._checksum = google_crc32c.extend(self._checksum, chunk)
         if self._session is None:
-            self._session = self._tried(self._begin, Patience(self._retry))
+            self._session = self._tried(self._begin, Patience(self._retry, writes=True))
         return chunk
 
     def _begin(self) -> str:
@@ -183,7 +169,7 @@ class GcsUpload:
         self._held, self._in_doubt = held, held == self._size
         if self._in_doubt or (held == before and not asking):
             # Nothing was taken; or all was, and is not published yet: after a pause it is asked about.
-            raise error_for(Answer(status=reply.status, kind=OutcomeUnknownError), self._target.request)
+            raise error_for(Answer(status=reply.status, kind=OutcomeUnknownError), self._request)
         return None
 
     def _posted(self, piece: bytes, end: int) -> Reply:
@@ -192,20 +178,20 @@ class GcsUpload:
             headers["X-Goog-Hash"] = f"crc32c={encoded_crc32c(self._checksum)}"
         # POST, and not the PUT of the manual: aiohttp would send that again by itself. gcsfs posts, too.
         call = Call("POST", self._session or "", {}, headers, (piece,), accepted=(*_DONE, _MORE))
-        return self._target.send(call, self._target.request)
+        return self._target.send(call, self._request)
 
     def _asked(self) -> Reply:
         headers = {"Content-Range": f"bytes */{self._size}"}
         call = Call("PUT", self._session or "", {}, headers, accepted=(*_DONE, _MORE))
-        return self._target.send(call, self._target.request)
+        return self._target.send(call, self._request)
 
     def _published(self, reply: Reply) -> ObjectInfo:
         try:
             described: Any = json.loads(reply.body or b"")
-            info = info_of(described, self._target.request.key)
+            info = info_of(described, self._request.key)
             checksum = described.get("crc32c")
         except (LookupError, ValueError, TypeError):
-            raise error_for(NONSENSE, self._target.request) from None
+            raise error_for(NONSENSE, self._request) from None
         if info.size != self._size:
             raise self._refused(f"was stored with {info.size} bytes, {self._size} were announced")
         if checksum not in (None, encoded_crc32c(self._checksum)):
@@ -226,23 +212,12 @@ class GcsUpload:
         """Return what is to be raised. What stands under the key is ours and wrong: it is deleted."""
         with contextlib.suppress(CkptStoreError):  # no commit names it; it takes its space
             self._target.delete()
-        return IntegrityError(f"{self._target.request.url} {fault}.", hint="Save again.", key=self._target.request.key)
+        return IntegrityError(f"{self._request.url} {fault}.", hint="Save again.", key=self._request.key)
 
     def _tried(self, act: Callable[[], Result], patience: Patience) -> Result:
-        while True:
-            try:
-                return act()
-            except (UnavailableError, OutcomeUnknownError) as error:
-                gone = error.facts.get("status") in _GONE  # the server has forgotten the upload, and will not recall it
-                pause = None if gone else patience.pause_after(error)
-                if pause is None:
-                    raise
-            time.sleep(pause)
+        return tried(act, patience, hopeless=_is_gone)
 
-    def _wrong_size(self, written: int) -> InvalidInputError:
-        key = self._target.request.key
-        if self._kept is None:
-            return InvalidInputError(f"The upload of {key} has ended.", key=key)
-        return InvalidInputError(
-            f"The upload of {key} was announced with {self._size} bytes and has {written}.", key=key
-        )
+
+def _is_gone(error: CkptStoreError) -> bool:
+    """Return whether the server has forgotten the upload; it will not recall it."""
+    return error.facts.get("status") == _GONE or error.facts.get("server_code") == ABSENT

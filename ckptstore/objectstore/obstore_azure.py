@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.endpoint import check_endpoint, check_secrecy, is_private
 from ckptstore.objectstore.obstore_service import TellsLittle, tls_options
-from ckptstore.objectstore.s3_options import check_endpoint, check_verify
+from ckptstore.objectstore.s3_options import check_verify
 from ckptstore.options import check_flags
 from ckptstore.units import MIB
 
@@ -21,6 +22,7 @@ _ELSEWHERE = {
     "credential": "Write account_key, sas_token or token; or client_id, client_secret and tenant_id.",
     "max_concurrency": "Pass transfer=TransferOptions(parts_in_flight=…, fetches_in_flight=…).",
 }
+_NOT_SENT = "account_key, which is not sent itself; or anon=True"
 # Of a connection string, and where it says the same.
 _IN_STRING = {
     "accountname": "account_name",
@@ -78,6 +80,8 @@ class AzureOptions:
         check_verify(self.verify)
         if self.endpoint is not None:
             check_endpoint(self.endpoint)
+            said = [name for name in ("sas_token", "token", "client_secret") if getattr(self, name)]
+            check_secrecy(self.endpoint, said, instead=_NOT_SENT)
             if self.use_emulator:
                 raise InvalidInputError(
                     "`use_emulator` and `endpoint` contradict each other.",
@@ -121,7 +125,12 @@ def read_azure_options(given: Mapping[str, Any], environment: Mapping[str, str] 
     if options.endpoint is None and not options.use_emulator:
         there = environment.get("AZURE_STORAGE_ENDPOINT") or environment.get("AZURE_ENDPOINT")
         options = replace(options, endpoint=there or None)
-    return options
+    if options.endpoint is None or is_private(options.endpoint) or options.account_key or options.anon:
+        return options
+    # Whatever else obstore finds in the environment is sent as it is; with a key, nothing is.
+    key = environment.get("AZURE_STORAGE_ACCOUNT_KEY") or environment.get("AZURE_STORAGE_ACCESS_KEY")
+    check_secrecy(options.endpoint, [] if key else ["what the environment says"], instead=_NOT_SENT)
+    return replace(options, account_key=key)
 
 
 class AzureContainer(TellsLittle):

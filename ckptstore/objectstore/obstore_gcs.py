@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.endpoint import check_endpoint, check_secrecy
 from ckptstore.objectstore.obstore_service import TellsLittle, tls_options
-from ckptstore.objectstore.s3_options import check_endpoint, check_verify, refuse_for_engine
+from ckptstore.objectstore.s3_options import check_verify, refuse_for_engine
 from ckptstore.units import GIB
 
 _KNOWN = ("token", "endpoint_url", "verify")
@@ -57,6 +58,9 @@ class GcsBucket(TellsLittle):
         check_verify(said.get("verify"))
         if "endpoint_url" in said:
             check_endpoint(said["endpoint_url"])
+            if token is None and said["endpoint_url"].startswith("http://"):
+                token = "anon"  # noqa: S105  (nobody's: as with gcsfs, none are looked for to be sent there)
+            check_secrecy(said["endpoint_url"], ["token"] if token != "anon" else [], instead="token='anon'")  # noqa: S105  (the same)
         self._said = said
         self.endpoint: str | None = said.get("endpoint_url")
         self._access = _access(token)

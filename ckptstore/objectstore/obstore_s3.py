@@ -15,9 +15,10 @@ from ckptstore.objectstore.credentials import (
     fill_from_session,
     find_credentials,
 )
+from ckptstore.objectstore.endpoint import is_private
 from ckptstore.objectstore.obstore_service import tls_options
 from ckptstore.objectstore.port import PendingUpload
-from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION, endpoint_for, is_private
+from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION, endpoint_for
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options, refuse_for_engine
 from ckptstore.units import GIB
 
@@ -65,7 +66,7 @@ def store_config(options: S3Options, bucket: str) -> dict[str, Any]:
         "skip_signature": options.anon,
         "conditional_put": "etag",
         "disable_bulk_delete": True,  # not every server has it; here keys go one by one anyway
-        "unsigned_payload": is_private(endpoint, options),
+        "unsigned_payload": is_private(endpoint, verify=options.verify),
         "request_payer": options.requester_pays,
         "s3_express": False,
     }

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
-from ckptstore.errors import CkptStoreError, OutcomeUnknownError, StalledError, UnavailableError
+from ckptstore.errors import CkptStoreError, IntegrityError, OutcomeUnknownError, StalledError, UnavailableError
 from ckptstore.options import RetryOptions
+
+Result = TypeVar("Result")
 
 
 class Patience:
@@ -40,8 +45,8 @@ class Patience:
         unknown = self._writes and isinstance(error, OutcomeUnknownError)
         may_help = (unknown or isinstance(error, UnavailableError)) and not is_final
         pause = self.pause_after(error) if may_help else None
-        if pause is None and self._in_doubt and not unknown:
-            # What a later try answers proves nothing about the one that may have been carried out.
+        if pause is None and self._in_doubt and not unknown and not isinstance(error, IntegrityError):
+            # What a later try answers proves nothing about the one that may have been carried out; but damage was seen.
             raise OutcomeUnknownError(error.message, hint=error.hint, **error.facts) from error
         if pause is None:
             if (ended := given_up(error)) is error:
@@ -59,6 +64,38 @@ class Patience:
         self._longest = min(2 * self._longest, self._options.longest_pause_seconds)
         self._left -= 1
         return drawn if self._left >= 0 and self._clock.monotonic() + drawn <= self._deadline else None
+
+    def settle(self) -> None:
+        """A try was answered: what was in doubt is so no longer."""
+        self._in_doubt = False
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a pause to end."""
+        self._clock.sleep(seconds)
+
+
+def tried(
+    act: Callable[[], Result], patience: Patience, *, hopeless: Callable[[CkptStoreError], bool] = lambda _: False
+) -> Result:
+    """Return what `act` returns, tried again while that may help.
+
+    Args:
+        act: One request.
+        patience: How often and how long.
+        hopeless: Whether an error stays what it is, however often it is tried.
+
+    Raises:
+        CkptStoreError: What the tries have come to. See `Patience.pause_or_raise`.
+    """
+    while True:
+        try:
+            result = act()
+        except CkptStoreError as error:
+            pause = patience.pause_or_raise(error, is_final=hopeless(error))
+        else:
+            patience.settle()
+            return result
+        patience.wait(pause)
 
 
 def given_up(error: CkptStoreError) -> CkptStoreError:

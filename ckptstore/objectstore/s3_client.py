@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from ckptstore.errors import CkptStoreError
 from ckptstore.objectstore import credentials, loop
 from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.s3_endpoint import check_private_key, is_private
+from ckptstore.objectstore.endpoint import is_private
+from ckptstore.objectstore.s3_endpoint import check_private_key
 from ckptstore.objectstore.s3_errors import NoAnswerError, NotOpenedError, is_refusal, refuse_foreign, translating
 from ckptstore.objectstore.s3_options import S3Options
 from ckptstore.options import MAX_SECONDS
@@ -190,7 +191,7 @@ async def _opened(open_: Callable[[], Awaitable[Opened]], options: S3Options) ->
         await close()
         raise
     client.meta.events.register("before-call.s3.HeadBucket", _not_elsewhere)
-    if is_private(client.meta.endpoint_url, options):
+    if is_private(client.meta.endpoint_url, verify=options.verify):
         # Else every body would be hashed a second time, for the signature.
         client.meta.config.s3 = {**(client.meta.config.s3 or {}), "payload_signing_enabled": False}
     return client, close

@@ -1,12 +1,12 @@
-"""Where a bucket's requests go, and who could change them on the way."""
+"""Where a bucket's requests go."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from urllib.parse import urlsplit
 
 from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.endpoint import is_address, is_private
 from ckptstore.objectstore.s3_options import S3Options
 
 DEFAULT_REGION = "us-east-1"
@@ -27,7 +27,7 @@ def endpoint_for(options: S3Options, bucket: str) -> tuple[str, bool]:
         wanted = options.addressing_style == "virtual" or (options.addressing_style == "auto" and can)
     else:
         endpoint, wanted = options.endpoint_url.rstrip("/"), options.addressing_style == "virtual"
-        can = can and not _is_address(urlsplit(endpoint).hostname or "")
+        can = can and not is_address(urlsplit(endpoint).hostname or "")
     if not wanted:
         return endpoint, False
     if not can:
@@ -38,14 +38,6 @@ def endpoint_for(options: S3Options, bucket: str) -> tuple[str, bool]:
     return f"{scheme}://{bucket}.{rest}", True
 
 
-def is_private(endpoint: str, options: S3Options) -> bool:
-    """Return whether nobody on the way to `endpoint` can change a byte: checked TLS, or this machine's loopback."""
-    if urlsplit(endpoint).scheme == "https" and options.verify is not False:
-        return True
-    host = urlsplit(endpoint).hostname or ""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
 def check_private_key(options: S3Options, endpoint: str | None) -> None:
     """Check that a key of one's own is sent to nobody else. Without an endpoint there is TLS, unless said otherwise.
 
@@ -53,15 +45,7 @@ def check_private_key(options: S3Options, endpoint: str | None) -> None:
         InvalidInputError: It would be.
     """
     endpoint = endpoint or f"http{'s' if options.use_ssl else ''}://unsaid"
-    if options.sse_customer_key is not None and not is_private(endpoint, options):
+    if options.sse_customer_key is not None and not is_private(endpoint, verify=options.verify):
         raise InvalidInputError(
             "SSECustomerKey would be sent where others can read it.", hint="Use https://, and leave verify=False out."
         )
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

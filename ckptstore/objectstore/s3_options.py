@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
+from ckptstore.objectstore.endpoint import check_endpoint
 from ckptstore.options import check_flags, check_seconds
 
 CHECKSUMS = ("auto", "CRC64NVME", "CRC32", "CRC32C", "SHA1", "SHA256", None)
@@ -219,23 +219,6 @@ def refuse_for_engine(engine: str, names: Iterable[str], *, instead: str, scheme
             f"The engine {engine} of {scheme}:// cannot do what storage_options say: {', '.join(cannot)}.",
             hint=f"Pass engine={instead!r}, or leave it out.",
         )
-
-
-def check_endpoint(endpoint: str) -> None:
-    """Check that an endpoint is a plain URL.
-
-    Raises:
-        InvalidInputError: It is none, or has more in it than a place. It is not shown: it could hold credentials.
-    """
-    try:
-        parts = urlsplit(endpoint)
-        surplus = parts.username or parts.password or parts.query or parts.fragment
-        sound = parts.scheme in ("http", "https") and parts.hostname and not surplus
-        _ = parts.port
-    except (ValueError, AttributeError):
-        sound = False
-    if not sound:
-        raise InvalidInputError("The endpoint is no plain http:// or https:// URL.", hint="Write https://host:port.")
 
 
 def _flat(given: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,14 +19,15 @@ from ckptstore.objectstore.fsspec_errors import ABSENT, translating
 from ckptstore.objectstore.fsspec_place import FsspecPlace, checked_kind, public_url
 from ckptstore.objectstore.fsspec_upload import Committed, FsspecUpload, KeptBack, Sink
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range, fault_of_segments
-from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
+from ckptstore.objectstore.port import ObjectInfo, PutMode
+from ckptstore.objectstore.untold import UploadsUntold
 from ckptstore.options import TransferOptions
 
 # Where file systems say when a file was written, the best one first.
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
-class FsspecStore:
+class FsspecStore(UploadsUntold):
     """A directory of one of fsspec's file systems. As safe for threads as that is; may be pickled.
 
     The file system is made when it is first used, in each process anew, and shared with nobody. No glob is expanded,
@@ -44,6 +45,8 @@ class FsspecStore:
     """
 
     engine = "fsspec"
+    silent = "fsspec"
+    instead = "Remove them with the service's own tools, or by a rule of the bucket."
 
     def __init__(self, protocol: str, root: str, *, options: Mapping[str, Any], transfer: TransferOptions) -> None:
         self.url = public_url(protocol, root)
@@ -147,28 +150,6 @@ class FsspecStore:
         with translating(request):
             sink = self._sink(self._place, path)
         return FsspecUpload(sink, request, size=size, head=lambda: self.head(key), delete=lambda: self.delete(key))
-
-    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
-        """See `ObjectStore.list_uploads`. fsspec has no word for it.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise self._no_uploads(prefix)
-
-    def abort_upload(self, upload: PendingUpload) -> None:
-        """See `ObjectStore.abort_upload`. None is ever named.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise self._no_uploads(upload.key)
-
-    def _no_uploads(self, where: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"fsspec does not tell which uploads under {self.url}/{where} are incomplete.",
-            hint="Remove them with the service's own tools, or by a rule of the bucket.",
-        )
 
     @property
     def _place(self) -> FsspecPlace:

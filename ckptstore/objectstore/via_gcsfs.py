@@ -13,16 +13,18 @@ from ckptstore.errors import (
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
+    UnavailableError,
     UnsupportedError,
 )
 from ckptstore.objectstore.answers import Request, error_for
 from ckptstore.objectstore.gcs_client import Call, GcsClient, Pace, Reply
-from ckptstore.objectstore.gcs_errors import NONSENSE, WEB_PAGE, is_page
-from ckptstore.objectstore.gcs_objects import FIELDS, NO_BUCKET, bucket_path, info_of, object_path, put_call
+from ckptstore.objectstore.gcs_errors import NONSENSE
+from ckptstore.objectstore.gcs_objects import FIELDS, NO_BUCKET, bucket_path, info_of, object_path, page_of, put_call
 from ckptstore.objectstore.gcs_options import fill_from_environment, read_options
 from ckptstore.objectstore.gcs_upload import CHUNK_UNIT, GcsUpload, Target
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range, fault_of_segments
-from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
+from ckptstore.objectstore.port import ObjectInfo, PutMode
+from ckptstore.objectstore.untold import UploadsUntold
 from ckptstore.objectstore.wrappers.retrying import RetryingStore
 from ckptstore.options import TransferOptions
 from ckptstore.units import MIB, TIB, format_bytes
@@ -31,10 +33,11 @@ PAGE_KEYS = 1000
 SLOWEST_BYTES_PER_SECOND = MIB  # of all that is on its way at once
 MAX_PAGE_BYTES = 16 * MIB
 MAX_OBJECT_BYTES = 5 * TIB
+MAX_EMPTY_PAGES = 100  # in a row
 _PARTIAL, _NOT_FOUND = 206, 404
 
 
-class GcsfsStore:
+class GcsfsStore(UploadsUntold):
     """A prefix of a bucket. Thread-safe; may be pickled; a forked process connects anew.
 
     Each small request is sent once. The bucket is asked once, before the first request, whether it is there and can be
@@ -51,6 +54,8 @@ class GcsfsStore:
     """
 
     engine = "gcsfs"
+    silent = "Google Cloud Storage"
+    instead = "Leave them: they expire after a week, and take no room that is paid for."
 
     def __init__(self, bucket: str, prefix: str, *, options: Mapping[str, Any], transfer: TransferOptions) -> None:
         self.url = f"gs://{bucket}/{prefix}".rstrip("/")
@@ -87,7 +92,7 @@ class GcsfsStore:
         return info
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """Return the whole object. See `ObjectStore.get`."""
+        """Return the whole object. See `ObjectStore.get`. Two requests if it is absent."""
         reply = self._read(key, max_bytes)
         if reply.body is None:
             raise IntegrityError(f"{key} has {reply.size} bytes, at most {max_bytes} are allowed.", key=key)
@@ -115,30 +120,41 @@ class GcsfsStore:
         """
         checked_prefix(prefix)
         request = self._request("LIST", prefix)
-        parameters = {
-            "prefix": self._root + prefix,
-            "maxResults": str(PAGE_KEYS),
-            "fields": f"items({FIELDS}),nextPageToken",
-        }
-        if after:
-            parameters["startOffset"] = self._root + after  # that key included
         found: list[ObjectInfo] = []
-        page: str | None = ""
-        while page is not None:
-            call = Call(
-                "GET",
-                f"{bucket_path(self._bucket)}/o",
-                parameters | ({"pageToken": page} if page else {}),
-                max_bytes=MAX_PAGE_BYTES,
-                missing=NO_BUCKET,
-            )
+        for name, item in self._items(self._root + prefix, self._root + after if after else "", request):
+            key = name[len(self._root) :]
+            if fault_of_segments(key) is None and (after is None or key > after):
+                found.append(self._info(item, key, request))
+        return iter(found)
+
+    def _items(self, prefix: str, start: str, request: Request) -> Iterator[tuple[str, Any]]:
+        """Yield the names and descriptions of all objects under `prefix` from the name `start` on, page by page.
+
+        Raises:
+            UnavailableError: A page does not begin after the last one, or too many hold nothing: there would be no end.
+        """
+        parameters = {"prefix": prefix, "maxResults": str(PAGE_KEYS), "fields": f"kind,items({FIELDS}),nextPageToken"}
+        if start:
+            parameters["startOffset"] = start  # that name included
+        path, last, empty = f"{bucket_path(self._bucket)}/o", "", 0
+        while True:
+            call = Call("GET", path, parameters, max_bytes=MAX_PAGE_BYTES, missing=NO_BUCKET)
             described = self._described(self._send(call, request), request)
-            for item in described.get("items") or ():
-                key = item["name"][len(self._root) :]
-                if fault_of_segments(key) is None and (after is None or key > after):
-                    found.append(self._info(item, key, request))
-            page = described.get("nextPageToken") or None
-        return iter(sorted(found, key=lambda info: info.key))
+            try:
+                items, following = page_of(described)
+            except (LookupError, ValueError, TypeError):
+                raise self._nonsense(request) from None
+            for name, item in items:
+                if not name.startswith(prefix) or name <= last:
+                    raise self._nonsense(request)
+                last = name
+                yield name, item
+            if following is None:
+                return
+            empty = 0 if items else empty + 1  # the service may give some
+            if empty > MAX_EMPTY_PAGES:
+                raise self._nonsense(request)
+            parameters["pageToken"] = following
 
     def delete(self, key: str) -> None:
         """Delete exactly this key. See `ObjectStore.delete`.
@@ -175,37 +191,21 @@ class GcsfsStore:
         chunk_bytes = -(-self._transfer.part_bytes // CHUNK_UNIT) * CHUNK_UNIT
         return GcsUpload(target, size=size, chunk_bytes=chunk_bytes, retry=self._transfer.retry)
 
-    def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
-        """See `ObjectStore.list_uploads`. The service does not tell.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise self._no_uploads(prefix)
-
-    def abort_upload(self, upload: PendingUpload) -> None:
-        """See `ObjectStore.abort_upload`. The service names none, so there is none to forget.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise self._no_uploads(upload.key)
-
-    def _no_uploads(self, where: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"Google Cloud Storage does not tell which uploads under {self.url}/{where} are incomplete.",
-            hint="Leave them: they expire after a week, and take no room that is paid for.",
-        )
-
     def _read(self, key: str, max_bytes: int, headers: Mapping[str, str] | None = None) -> Reply:
         path = object_path(self._bucket, self._root + checked_key(key))
         # As it is stored: a range of something that is unpacked on the way would be a range of something else.
         plain = {"Accept-Encoding": "identity", **(headers or {})}
-        request = self._request("GET", key)
-        reply = self._send(Call("GET", path, {"alt": "media"}, plain, max_bytes=max_bytes), request)
-        if is_page(reply.body or b"") and reply.headers.get("Content-Type", "").startswith("text/html"):
-            raise error_for(WEB_PAGE, request)
-        return reply
+        try:
+            return self._send(
+                Call("GET", path, {"alt": "media"}, plain, max_bytes=max_bytes), self._request("GET", key)
+            )
+        except UnavailableError as error:
+            if error.facts.get("status") != _NOT_FOUND:
+                raise
+            refused = error
+        # Of an object's bytes the service says in plain text that they are absent, as anybody could: ask for the rest.
+        self.head(key)
+        raise refused
 
     def _send(self, call: Call, request: Request) -> Reply:
         self._check_bucket(request)

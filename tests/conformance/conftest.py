@@ -27,3 +27,14 @@ def scripted():
 
     with Scripted().serving() as server:
         yield server
+
+
+@pytest.fixture
+def gcs(monkeypatch):
+    """Google's storage as its manual has it, with faults; the environment names it. See `gcs_by_the_book.Gcs`."""
+    from gcs_by_the_book import Gcs  # noqa: PLC0415  (found since `tests/conftest.py`)
+
+    with Gcs() as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+        yield server
+        assert not server.wrong

@@ -12,6 +12,7 @@ from ckptstore.objectstore.obstore_azure import AzureOptions, read_azure_options
 from ckptstore.testing.conformance import StoreConformance
 
 WHO = {"account_name": "models", "account_key": HUSH}
+AT_FAR = {"account_name": "models", "endpoint": "http://far.example/models"}
 STRING = f"DefaultEndpointsProtocol=https;AccountName=models;AccountKey={HUSH}=="
 
 
@@ -80,6 +81,7 @@ def test_a_connection_string_says_it_all(azurite, az_url, monkeypatch):
         ({"connection_string": "UseDevelopmentStorage=true"}, {}, {"use_emulator": True}),
         ({}, {"AZURE_STORAGE_USE_EMULATOR": "true"}, {"use_emulator": True}),
         (WHO, {"AZURE_STORAGE_ENDPOINT": "http://127.0.0.1:1/models"}, WHO | {"endpoint": "http://127.0.0.1:1/models"}),
+        (AT_FAR, {"AZURE_STORAGE_ACCOUNT_KEY": HUSH, "AZURE_STORAGE_TOKEN": HUSH}, AT_FAR | {"account_key": HUSH}),
     ],
 )
 def test_options_have_the_names_that_adlfs_users_know(said, environment, read):
@@ -104,12 +106,33 @@ def test_options_have_the_names_that_adlfs_users_know(said, environment, read):
         ({"connection_string": HUSH}, "connection string"),
         ({"connection_string": STRING, "account_name": "others"}, "account_name"),
         ({"verify": "no"}, "verify"),
+        ({**AT_FAR, "sas_token": HUSH}, "sas_token"),
+        ({**AT_FAR, "token": HUSH}, "token"),
+        ({**AT_FAR, "client_secret": HUSH, "client_id": "c", "tenant_id": "t"}, "client_secret"),
+        ({"connection_string": f"BlobEndpoint=http://far.example/;SharedAccessSignature=sig={HUSH}"}, "sas_token"),
+        ({**AT_FAR}, "what the environment says"),
+        ({"account_name": "models", "endpoint": f"http://:{HUSH}@far.example"}, "endpoint"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_by_name_when_the_store_is_opened(options, named):
     with pytest.raises(InvalidInputError, match=re.escape(named)) as caught:
         opened("az://container/run", storage_options=options)
     assert HUSH not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**AT_FAR, "account_key": HUSH},
+        {**AT_FAR, "anon": True},
+        {**AT_FAR, "connection_string": f"AccountName=models;AccountKey={HUSH}"},
+        {"account_name": "models", "endpoint": "http://127.0.0.1:1/models", "sas_token": HUSH},
+        {"account_name": "models", "endpoint": "https://far.example", "token": HUSH},
+        {"use_emulator": True},
+    ],
+)
+def test_what_nobody_can_read_on_the_way_may_be_said(options):
+    assert opened("az://container/run", storage_options=options).url == "az://container/run"
 
 
 def test_what_was_said_wins_over_every_variable(scripted, monkeypatch):
@@ -143,6 +166,9 @@ def test_a_store_is_pickled_without_what_the_environment_says(monkeypatch):
         ({"token": {"private_key": HUSH}}, "token", InvalidInputError),
         ({"endpoint_url": "storage:443"}, "endpoint", InvalidInputError),
         ({"verify": "no"}, "verify", InvalidInputError),
+        ({"endpoint_url": f"http://:{HUSH}@far.example"}, "endpoint", InvalidInputError),
+        ({"endpoint_url": "http://far.example", "token": "google_default"}, "token", InvalidInputError),
+        ({"endpoint_url": "http://far.example", "token": {"type": "service_account"}}, "token", InvalidInputError),
     ],
 )
 def test_of_gcsfs_names_those_without_a_meaning_are_refused(options, named, kind):
@@ -167,3 +193,14 @@ def test_a_service_accounts_file_is_taken(tmp_path):
     (tmp_path / "key.json").write_text(json.dumps({"type": "service_account", "private_key": HUSH}))
     store = opened("gs://bucket/run", engine="obstore", storage_options={"token": str(tmp_path / "key.json")})
     assert HUSH not in repr(store)
+
+
+def test_gs_asks_nobody_for_credentials_that_would_travel_openly(scripted, monkeypatch, tmp_path):
+    user = {"type": "authorized_user", "client_id": "c", "client_secret": HUSH, "refresh_token": HUSH}
+    (tmp_path / "key.json").write_text(json.dumps(user))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    scripted.script = answers(404, "NoSuchKey")
+    store = opened("gs://bucket/run", engine="obstore", storage_options={"endpoint_url": scripted.endpoint})
+    with pytest.raises(NotFoundError):
+        store.get("a", max_bytes=1)
+    assert "authorization" not in {name.lower() for _, _, headers in scripted.seen for name in headers}

@@ -310,6 +310,28 @@ def test_an_upload_leaves_no_temporaries(tmp_path, monkeypatch, protocol):
     assert [info.key for info in store.list("")] == ["True"]
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+def test_a_forked_child_leaves_its_parents_upload_alone(tmp_path, protocol):
+    store, body = opened(f"{protocol}://{tmp_path}/run"), os.urandom(11 * MIB)
+    with store.open_upload("a", size=len(body)) as upload:
+        upload.write(body[:MIB])
+        pid = os.fork()
+        if not pid:
+            signal.alarm(20)
+            try:
+                upload.abort()
+                upload.write(body[MIB:])
+            except UnsupportedError:
+                os._exit(1)
+            finally:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+        upload.write(body[MIB:])
+        upload.complete()
+    assert store.get("a", max_bytes=len(body)) == body
+
+
 def run(code, *arguments):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(PROCESS) + textwrap.dedent(code), *arguments],

@@ -1,32 +1,16 @@
 """An upload to Google Cloud Storage through everything that can happen to its requests."""
 
 import os
+import signal
 import time
 
 import pytest
-from gcs_by_the_book import UNIT, Gcs
+from gcs_by_the_book import UNIT
+from gcs_cases import QUICK, opened
 
-from ckptstore.errors import IntegrityError, InvalidInputError, OutcomeUnknownError
-from ckptstore.objectstore.via_gcsfs import GcsfsStore
-from ckptstore.options import RetryOptions, TransferOptions
+from ckptstore.errors import AccessDeniedError, IntegrityError, InvalidInputError, OutcomeUnknownError, UnsupportedError
+from ckptstore.options import TransferOptions
 from ckptstore.units import MIB
-
-QUICK = RetryOptions(attempts=3, first_pause_seconds=0.01, longest_pause_seconds=0.02, stall_timeout_seconds=5)
-PARTS = TransferOptions(part_bytes=5 * MIB, retry=QUICK)
-
-
-def opened(url, *, transfer=PARTS, **options):
-    bucket, _, prefix = url.removeprefix("gs://").partition("/")
-    return GcsfsStore(bucket, prefix, options=options, transfer=transfer)
-
-
-@pytest.fixture
-def gcs(monkeypatch):
-    """A server that goes by the book, with faults."""
-    with Gcs() as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
-        yield server
-        assert not server.wrong
 
 
 @pytest.fixture
@@ -85,6 +69,48 @@ def test_an_upload_that_the_server_forgot_fails_at_once(gcs, store, faults):
     assert len([1 for method, path, _ in gcs.seen if path.startswith("/upload/") and method != "DELETE"]) <= 4
 
 
+def test_a_page_about_a_chunk_is_no_upload_that_was_forgotten(gcs, store):
+    page = (b"<html></html>", {"Content-Type": "text/html"})
+    pages = [(404, *page), (200, *page)]
+    gcs.refuse = lambda _method, path: pages.pop() if pages and gcs.sessions and path.startswith("/upload") else None
+    assert upload(store, BODY).size == len(BODY)
+    assert not pages
+    assert gcs.objects == {"run/data/0/shard": BODY}
+
+
+@pytest.mark.parametrize("refusal", [(403, "forbidden"), (429, "rateLimitExceeded"), (401, "authError")], ids=str)
+@pytest.mark.parametrize("looks", [True, False], ids=["seen", "unseen"])
+@pytest.mark.parametrize("size", [10, len(BODY)])
+def test_what_is_refused_after_an_answer_that_was_lost_proves_nothing(gcs, store, refusal, looks, size):
+    gcs.faults = [None] * 3 * (size > 10) + ["lost"]
+
+    def refuse(_method, path):
+        lost = "run/data/0/shard" in gcs.objects
+        return refusal if lost and (not looks or path.startswith("/upload/")) else None
+
+    gcs.refuse = refuse
+    if looks:
+        assert upload(store, BODY[:size]).size == size
+    else:
+        with pytest.raises(OutcomeUnknownError, match=str(refusal[0])):
+            upload(store, BODY[:size])
+    assert gcs.objects == {"run/data/0/shard": BODY[:size]}
+
+
+@pytest.mark.parametrize("faults", [["lost", "flipped"], [None, None, None, "503", None, "flipped"]], ids=str)
+def test_wrong_bytes_are_found_out_also_after_an_answer_that_was_lost(gcs, store, faults):
+    gcs.faults = list(faults)
+    with pytest.raises(IntegrityError):
+        upload(store, BODY[: 10 if faults[0] else len(BODY)])
+    assert gcs.objects == {}
+
+
+def test_a_refusal_of_the_first_try_is_what_it_is(gcs, store):
+    gcs.refuse = lambda _method, path: (403, "forbidden") if path.startswith("/upload/") else None
+    with pytest.raises(AccessDeniedError):
+        upload(store, BODY[:10])
+
+
 @pytest.mark.parametrize("size", [10, len(BODY)])
 def test_an_upload_whose_last_answers_are_all_lost_is_looked_for(gcs, store, size):
     gcs.faults = [None] * 3 * (size > 10) + ["lost"] * QUICK.attempts
@@ -127,6 +153,34 @@ def test_an_upload_tells_who_we_are_to_no_other_host_and_leaves_no_session(gcs, 
         one.write(BODY)  # the server named a host that does not exist
         raise RuntimeError
     assert (gcs.objects, gcs.sessions) == ({}, {})
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("how", ["abort", "leave", "write", "complete"])
+def test_a_forked_child_leaves_its_parents_upload_alone(gcs, store, how):
+    ways = {
+        "abort": lambda one: one.abort(),
+        "leave": lambda one: one.__exit__(None, None, None),
+        "write": lambda one: one.write(BODY[7 * MIB :]),
+        "complete": lambda one: one.complete(),
+    }
+    with store.open_upload("data/0/shard", size=len(BODY)) as one:
+        one.write(memoryview(BODY)[: 7 * MIB])
+        before = len(gcs.seen)
+        pid = os.fork()
+        if not pid:
+            signal.alarm(20)
+            try:
+                ways[how](one)
+            except UnsupportedError:
+                os._exit(1)
+            finally:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (how in ("write", "complete"))
+        assert gcs.seen[before:] == []
+        one.write(memoryview(BODY)[7 * MIB :])
+        one.complete()
+    assert gcs.objects == {"run/data/0/shard": BODY}
 
 
 def test_an_upload_that_failed_takes_nothing_more(gcs, store):

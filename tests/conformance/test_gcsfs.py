@@ -1,11 +1,9 @@
-"""Google Cloud Storage as it goes wrong: what it answers, what never arrives, and what must never be shown."""
+"""The whole suite on Google Cloud Storage; who we are there, and what must never be shown; threads and processes."""
 
 import asyncio
 import os
 import pickle
 import signal
-import socket
-import ssl
 import subprocess
 import sys
 import textwrap
@@ -13,54 +11,12 @@ import time
 import traceback
 
 import pytest
-import trustme
-from gcs_by_the_book import Gcs
+from gcs_cases import HUSH, opened
 
-from ckptstore.errors import (
-    AccessDeniedError,
-    AlreadyExistsError,
-    CkptStoreError,
-    IntegrityError,
-    InvalidInputError,
-    NotFoundError,
-    OutcomeUnknownError,
-    UnavailableError,
-    UnsupportedError,
-)
+from ckptstore.errors import InvalidInputError
 from ckptstore.objectstore.gcs_options import GcsOptions, fill_from_environment, read_options
-from ckptstore.objectstore.port import PutMode
-from ckptstore.objectstore.via_gcsfs import GcsfsStore
-from ckptstore.options import RetryOptions, TransferOptions
 from ckptstore.testing.conformance import StoreConformance
 from ckptstore.units import MIB
-
-HUSH = "hush-hush"
-BUCKET = "/storage/v1/b/bucket"
-QUICK = RetryOptions(attempts=3, first_pause_seconds=0.01, longest_pause_seconds=0.02, stall_timeout_seconds=5)
-PARTS = TransferOptions(part_bytes=5 * MIB, parts_in_flight=2, retry=QUICK)
-
-CALLS = {
-    "get": lambda store: store.get("a", max_bytes=10),
-    "get_range": lambda store: store.get_range("a", start=0, length=5),
-    "head": lambda store: store.head("a"),
-    "list": lambda store: list(store.list("")),
-    "create": lambda store: store.put("a", b"x", mode=PutMode.CREATE),
-    "put": lambda store: store.put("a", b"x"),
-    "delete": lambda store: store.delete("a"),
-}
-
-
-def opened(url, *, transfer=PARTS, **options):
-    bucket, _, prefix = url.removeprefix("gs://").partition("/")
-    return GcsfsStore(bucket, prefix, options=options, transfer=transfer)
-
-
-@pytest.fixture
-def gcs(monkeypatch):
-    """A server that goes by the book, with faults."""
-    with Gcs() as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
-        yield server
 
 
 @pytest.fixture
@@ -75,120 +31,6 @@ class TestGcsfsOnFakeGcs(StoreConformance):
     @pytest.fixture
     def open_again(self, gs_url):
         return lambda: opened(gs_url)
-
-
-# What servers answer.
-@pytest.mark.parametrize(
-    ("status", "reason", "call", "expected"),
-    [
-        (404, "notFound", "get", NotFoundError),
-        (404, "notFound", "head", NotFoundError),
-        (404, "notFound", "list", InvalidInputError),
-        (404, "notFound", "create", InvalidInputError),
-        (403, "forbidden", "get", AccessDeniedError),
-        (403, "forbidden", "list", AccessDeniedError),
-        (403, "forbidden", "create", AccessDeniedError),
-        (403, "userRateLimitExceeded", "create", UnavailableError),
-        (401, "authError", "delete", AccessDeniedError),
-        (412, "conditionNotMet", "create", AlreadyExistsError),
-        (409, "conflict", "create", AlreadyExistsError),
-        (416, "requestedRangeNotSatisfiable", "get_range", IntegrityError),
-        (400, "required", "get", InvalidInputError),
-        (429, "rateLimitExceeded", "put", UnavailableError),
-        (429, "rateLimitExceeded", "get", UnavailableError),
-        (503, "backendError", "get", UnavailableError),
-        (503, "backendError", "create", OutcomeUnknownError),
-        (500, "internalError", "put", OutcomeUnknownError),
-        (502, "", "delete", OutcomeUnknownError),
-        (408, "", "list", UnavailableError),
-        (0, "", "get", UnavailableError),
-        (0, "", "list", UnavailableError),
-        (0, "", "create", OutcomeUnknownError),
-        (0, "", "put", OutcomeUnknownError),
-        (0, "", "delete", OutcomeUnknownError),
-    ],
-)
-def test_answers_mean_what_the_table_says_and_are_asked_for_once(gcs, store, status, reason, call, expected):
-    store._check_bucket(store._request("GET", "a"))
-    gcs.refuse = lambda _method, _path: (status, reason)
-    gcs.seen.clear()
-    with pytest.raises(CkptStoreError) as caught:
-        CALLS[call](store)
-    assert type(caught.value) is expected
-    assert HUSH not in "".join(traceback.format_exception(caught.value))
-    assert len(gcs.seen) == 1 if status or call in ("create", "put") else len(gcs.seen) <= 2
-
-
-def test_a_server_that_asks_to_be_left_alone_says_for_how_long(gcs, store):
-    gcs.refuse = lambda _method, _path: (429, "rateLimitExceeded", {"Retry-After": "7"})
-    with pytest.raises(UnavailableError) as caught:
-        store.head("a")
-    assert caught.value.facts["retry_after_seconds"] == 7
-
-
-def test_a_server_that_says_nothing_is_given_up(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        retry = RetryOptions(stall_timeout_seconds=0.3)
-        store = opened(
-            "gs://bucket",
-            transfer=TransferOptions(retry=retry),
-            endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}",
-        )
-        began = time.monotonic()
-        with pytest.raises(UnavailableError, match="no answer in time"):
-            store.head("a")
-        assert time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "http://nowhere.invalid"])
-def test_what_never_left_did_not_happen(call, endpoint):
-    with pytest.raises(UnavailableError, match=r"no connection|no address|DNS"):
-        CALLS[call](opened("gs://bucket", endpoint_url=endpoint))
-
-
-def test_a_certificate_that_nobody_vouches_for_is_not_accepted(gcs):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
-    gcs.socket = context.wrap_socket(gcs.socket, server_side=True)
-    store = opened("gs://bucket", endpoint_url=gcs.endpoint.replace("http:", "https:"), token="anon")  # noqa: S106  (nobody)
-    with pytest.raises(UnavailableError, match="not trusted"):
-        store.put("a", b"x", mode=PutMode.CREATE)
-
-
-# The bucket.
-@pytest.mark.parametrize("call", CALLS)
-def test_a_bucket_that_does_not_exist_is_no_fresh_run(gcs, store, call):
-    gcs.bucket = None
-    with pytest.raises(InvalidInputError, match=r"NoSuchBucket.*create the bucket"):
-        CALLS[call](store)
-
-
-@pytest.mark.servers
-def test_a_bucket_is_never_created(gs_url, fake_gcs):
-    store = opened("gs://no-such-bucket/run")
-    for call in (*CALLS.values(), lambda store: store.open_upload("a", size=1)):
-        with pytest.raises(InvalidInputError, match="NoSuchBucket"):
-            call(store)
-    assert [bucket.name for bucket in fake_gcs.client().list_buckets()] == [fake_gcs.bucket]
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("tells", ["bucket", "layout"])
-def test_a_zonal_bucket_is_refused_because_a_create_may_overwrite_there(gcs, store, call, tells):
-    if tells == "layout":
-        gcs.refuse = lambda _method, path: (403, "forbidden") if path == BUCKET else None
-    gcs.bucket = gcs.layout = {"locationType": "zone"}
-    with pytest.raises(UnsupportedError, match=r"zonal bucket.*regional"):
-        CALLS[call](store)
-    assert {method for method, _, _ in gcs.seen} == {"GET"}
-
-
-def test_a_bucket_whose_metadata_nobody_may_read_can_be_used_and_is_asked_about_once(gcs, store):
-    gcs.refuse = lambda _method, path: (403, "forbidden") if path.startswith(BUCKET) and "/o" not in path else None
-    for _ in range(3):
-        store.put("a", b"x")
-    assert [path for _, path, _ in gcs.seen] == [BUCKET, f"{BUCKET}/storageLayout"] + [f"/upload{BUCKET}/o"] * 3
 
 
 # Who we are.
@@ -212,7 +54,12 @@ def test_an_option_that_is_not_known_is_refused_by_name():
         {"session_kwargs": 7},
         {"endpoint_url": "ftp://x"},
         {"endpoint_url": "https://u:hush-hush@x"},
+        {"endpoint_url": "http://:hush-hush@x"},
+        {"endpoint_url": "https://x#hush-hush"},
         {"endpoint_url": "https://x/path"},
+        {"endpoint_url": "HTTP://far.example"},
+        {"endpoint_url": "http://far\n.example"},
+        {"endpoint_url": "http://far.example\\@localhost"},
         {"endpoint_url": "http://far.example", "token": HUSH},
     ],
     ids=str,

@@ -14,8 +14,9 @@ from scripted import CALLS, HUSH, Scripted, answers, md5, multipart, opened, upl
 
 from ckptstore.errors import CkptStoreError, InvalidInputError, NotFoundError, UnsupportedError
 from ckptstore.objectstore.credentials import fill_from_environment
+from ckptstore.objectstore.endpoint import is_private
 from ckptstore.objectstore.port import PutMode
-from ckptstore.objectstore.s3_endpoint import endpoint_for, is_private
+from ckptstore.objectstore.s3_endpoint import endpoint_for
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options
 from ckptstore.units import MIB
 
@@ -214,9 +215,9 @@ def test_a_bucket_that_cannot_be_part_of_a_host_name_is_refused_when_the_store_i
     ],
 )
 def test_a_body_goes_unsigned_only_where_nobody_can_change_it(endpoint, expected):
-    assert is_private(endpoint, S3Options()) is expected
+    assert is_private(endpoint) is expected
     if endpoint.startswith("https"):
-        assert is_private(endpoint, S3Options(verify=False)) is False
+        assert is_private(endpoint, verify=False) is False
 
 
 ABOUT = {

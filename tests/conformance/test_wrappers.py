@@ -4,6 +4,7 @@ import pytest
 
 from ckptstore.errors import (
     AccessDeniedError,
+    IntegrityError,
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
@@ -230,3 +231,9 @@ def test_requests_and_bytes_take_their_time():
         upload.write(bytes(300))
         upload.complete()
     assert clock.slept == [3.0, 1.5, 1.0, 1.0, 4.0, 1.0]
+
+
+def test_what_was_found_out_after_a_try_that_may_have_landed_is_no_guess():
+    flaky = Flaky(MemoryStore(), [OutcomeUnknownError("?"), IntegrityError("other bytes")])
+    with pytest.raises(IntegrityError):
+        retrying(flaky)[0].put("a", b"x")

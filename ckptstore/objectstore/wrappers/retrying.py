@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
-from ckptstore.errors import CkptStoreError
-from ckptstore.objectstore.patience import Patience
+from ckptstore.objectstore.patience import Patience, tried
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode, Upload
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.options import RetryOptions
@@ -87,10 +86,4 @@ class RetryingStore(ForwardingStore):
         self._tried(lambda: self._inner.abort_upload(upload), writes=True)
 
     def _tried(self, act: Callable[[], Result], *, writes: bool = False) -> Result:
-        patience = Patience(self._options, writes=writes, clock=self._clock, ids=self._ids)
-        while True:
-            try:
-                return act()
-            except CkptStoreError as error:
-                pause = patience.pause_or_raise(error)
-            self._clock.sleep(pause)
+        return tried(act, Patience(self._options, writes=writes, clock=self._clock, ids=self._ids))
