@@ -111,6 +111,8 @@ def test_a_second_process_syncs_what_the_first_one_made(store, tmp_path, monkeyp
     ("call", "number", "expected"),
     [
         ("write", errno.ENOSPC, UnavailableError),
+        ("write", errno.EDQUOT, UnavailableError),
+        ("write", errno.EFBIG, UnavailableError),
         ("fsync", errno.EIO, UnavailableError),
         ("open", errno.EROFS, AccessDeniedError),
         ("open", errno.EACCES, AccessDeniedError),

@@ -3,6 +3,8 @@
 import json
 import re
 import ssl
+import subprocess
+import sys
 import traceback
 
 import pytest
@@ -13,7 +15,7 @@ from typer.testing import CliRunner
 
 from ckptstore import CheckpointStore
 from ckptstore.cli.app import app
-from ckptstore.cli.exits import exit_for
+from ckptstore.cli.exits import Exit, exit_for
 from ckptstore.errors import AccessDeniedError, CkptStoreError, InvalidInputError, UnavailableError
 from ckptstore.options import LogOptions, RetryOptions
 from localstack.faults import Answer, s3_error
@@ -156,6 +158,21 @@ def test_nobody_listening_is_told_as_that(scene):
     scene.through = scene.place.through(f"http://127.0.0.1:{free_port_pairs(1)[0]}")
     for act in (read, save):
         fails(scene, lambda act=act: act(scene), UnavailableError, "endpoint")
+
+
+@pytest.mark.servers
+def test_a_command_says_after_some_tries_that_nobody_listens(seaweedfs, fake_gcs):
+    nobody = f"http://127.0.0.1:{free_port_pairs(1)[0]}"
+    servers = {"obstore": seaweedfs, "s3fs": seaweedfs, "gcsfs": fake_gcs}
+    commands = {}
+    for engine, server in servers.items():
+        said = [word for name, value in server.options(nobody).items() for word in ("-o", f"{name}={value}")]
+        words = [sys.executable, "-m", "ckptstore.cli", "ls", server.url("run"), "--engine", engine, *said, "--json"]
+        commands[engine] = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for command in commands.values():
+        said = json.loads(command.communicate(timeout=60)[0])
+        assert (command.returncode, said["error"]) == (Exit.STORE, "unavailable")
+        assert "See whether the server runs" in said["hint"]
 
 
 @on(*EVERY_ENGINE)

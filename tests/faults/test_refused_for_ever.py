@@ -14,7 +14,7 @@ from ckptstore.options import LogOptions, RetryOptions
 from ckptstore.protocol.capable import PROBED, place_of
 
 RANKS = 4
-DEADLINE_SECONDS = 1.5
+DEADLINE_SECONDS = 0.8
 SLACK_SECONDS = 10  # others use this machine, too
 IMPATIENT = RetryOptions(
     attempts=1000,
