@@ -40,7 +40,7 @@ class FsspecStore(UploadsUntold):
         transfer: How large objects are moved.
 
     Raises:
-        InvalidInputError: fsspec knows no such protocol, or an option is not the user's to set.
+        InvalidInputError: fsspec knows no such protocol, an option is not the user's to set, or the URL cannot be read.
         UnsupportedError: Its package is not installed; or it reads from a cache.
     """
 

@@ -173,10 +173,40 @@ def test_options_that_do_not_fit_are_refused_without_being_shown():
     assert HUSH not in "".join(traceback.format_exception(caught.value))
 
 
-def test_who_we_are_is_not_shown_with_the_url():
-    store = opened(f"ftp://me:{HUSH}@127.0.0.1:1/runs/a")
-    assert store.url == "ftp://127.0.0.1:1/runs/a"
+@pytest.mark.parametrize(
+    ("root", "public"),
+    [
+        (f"me:{HUSH}@127.0.0.1:1/runs/a", "me@127.0.0.1:1/runs/a"),
+        (f"me:p@{HUSH}@127.0.0.1/runs/a", "me@127.0.0.1/runs/a"),
+        (f"me:p@:{HUSH}:@@127.0.0.1/runs/a", "me@127.0.0.1/runs/a"),
+        (f":{HUSH}@127.0.0.1/runs/a", "@127.0.0.1/runs/a"),
+        (f"me:{HUSH}@127.0.0.1/runs/a:b@c", "me@127.0.0.1/runs/a:b@c"),
+        (f"me:{HUSH}@[::1]:21/a", "me@[::1]:21/a"),
+        (f"me:{HUSH}@127.0.0.1", "me@127.0.0.1"),
+        ("me@127.0.0.1:22/runs/a", "me@127.0.0.1:22/runs/a"),
+        ("127.0.0.1:22/runs/a@b", "127.0.0.1:22/runs/a@b"),
+        ("127.0.0.1:/runs/a@b", "127.0.0.1:/runs/a@b"),
+        ("c1@acct/run", "c1@acct/run"),
+        ("/path/with:colon@x", "/path/with:colon@x"),
+    ],
+)
+def test_of_who_we_are_only_the_name_is_shown_with_the_url(root, public):
+    store = opened(f"ftp://{root}")
+    assert store.url == f"ftp://{public}"
     assert HUSH not in repr(store)
+
+
+def test_two_places_never_have_one_url_and_one_place_never_two():
+    names = ("ftp://a:1@host/run", "ftp://b:1@host/run", "ftp://host/run", "ftp://c1@host/run", "ftp://c2@host/run")
+    assert len({opened(url).url for url in names}) == len(names)
+    assert opened("ftp://a:2@host/run").url == opened("ftp://a@host/run").url
+
+
+@pytest.mark.parametrize("root", [f"me:{HUSH}/x@127.0.0.1/runs", f"me:x/{HUSH}@127.0.0.1:21/runs", f"me:1x/{HUSH}@h"])
+def test_a_password_that_cannot_be_told_from_a_path_is_refused_and_not_shown(root):
+    with pytest.raises(InvalidInputError, match="storage_options") as caught:
+        opened(f"ftp://{root}")
+    assert HUSH not in str(caught.value)
 
 
 # How it goes wrong.
