@@ -5,6 +5,7 @@ from __future__ import annotations
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+TIB = 1024 * GIB
 
 
 def format_bytes(count: int) -> str:

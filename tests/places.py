@@ -10,7 +10,7 @@ import pytest
 from ckptstore import CheckpointStore
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import LogOptions
-from ckptstore.protocol.capable import PROBED
+from ckptstore.protocol.capable import PROBED, place_of
 from localstack.server import Server
 
 SERVERS = {
@@ -82,7 +82,7 @@ class Place:
     def probed(self):
         """Let this process take the store for fit, which has tests of its own: racing creates take a server seconds."""
         store = self.store()
-        PROBED.add((store.engine, store.url))
+        PROBED.add(place_of(store))
         return self
 
     def opened(self):

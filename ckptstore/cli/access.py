@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ def keep(engine: str | None, options: Sequence[str]) -> None:
                 raise InvalidInputError(f"--option {name} is inside of a value.", hint="Say it once.")
         if last in place:
             raise InvalidInputError(f"--option {name} is said twice.", hint="Say it once.")
-        place[last] = _value(value)
+        place[last] = _value(last, value)
     _said = Access(engine, nested)
 
 
@@ -90,6 +91,11 @@ def moved_to_the_front(arguments: Sequence[str]) -> list[str]:
     return [*front, *rest, *left]
 
 
-def _value(text: str) -> Any:
-    """Return true, false and null as what they are, and everything else as text: a key may be all digits."""
-    return json.loads(text) if text in ("true", "false", "null") else text
+def _value(name: str, text: str) -> Any:
+    """Return true, false, null and a number of seconds as what they are, and all else as text: a key may be digits."""
+    if text in ("true", "false", "null"):
+        return json.loads(text)
+    if name.endswith("timeout"):
+        with contextlib.suppress(ValueError):
+            return float(text)
+    return text

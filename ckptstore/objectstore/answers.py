@@ -6,6 +6,7 @@ there), and nothing else. What that means, and what to do next, is decided here.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ckptstore.errors import (
@@ -24,6 +25,7 @@ _REGION = "Set AWS_REGION (or storage_options' region_name) to the bucket's regi
 _LOG_IN = "Log in again (`aws sso login`, say), or give new credentials; then save again."
 _CLOCK = "This machine's clock is off by more than the server allows: set it (`timedatectl`, chrony), and try again."
 _ROOM = "Make room or raise the quota there, and save again; `ckptstore ls URL` shows what is committed."
+_UNREACHED = "See whether the server runs at this endpoint; else correct the endpoint, or the network's settings."
 _OPTIONS = "Check the endpoint and storage_options: the server does not understand this request."
 
 # What the server calls it. A missing bucket is no absent object: a mistyped URL must not look like a fresh run.
@@ -48,6 +50,7 @@ _BY_CODE: dict[str, tuple[type[CkptStoreError], str]] = {
     "TokenRefreshRequired": (AccessDeniedError, _LOG_IN),
     "RequestTimeTooSkewed": (AccessDeniedError, _CLOCK),
     "QuotaExceeded": (UnavailableError, _ROOM),
+    "quotaExceeded": (UnavailableError, _ROOM),
     "InsufficientStorage": (UnavailableError, _ROOM),
     "XMinioStorageFull": (UnavailableError, _ROOM),
     "NotImplemented": (UnsupportedError, ""),
@@ -71,6 +74,9 @@ _BY_STATUS: dict[int, tuple[type[CkptStoreError], str]] = {
     501: (UnsupportedError, ""),
     507: (UnavailableError, _ROOM),
 }
+
+
+_SECONDS = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,11 @@ class Answer:
     retry_after_seconds: float | None = None
 
 
+def seconds_of(retry_after: str | None) -> float | None:
+    """Return how long a server asks to be left alone: its header Retry-After; None where that is no plain number."""
+    return float(retry_after) if retry_after is not None and _SECONDS.fullmatch(retry_after) else None
+
+
 def error_for(answer: Answer, request: Request) -> CkptStoreError:
     """Return our error for what a store said to a request."""
     ours, hint = _classified(answer)
@@ -126,9 +137,10 @@ def error_for(answer: Answer, request: Request) -> CkptStoreError:
     if ours is None:
         never_sent = not answer.sent and not answer.ambiguous
         ours = UnavailableError if never_sent or not request.writes else OutcomeUnknownError
+        hint = _UNREACHED if never_sent else ""
     if request.writes and (ours is NotFoundError or (answer.ambiguous and ours is not AlreadyExistsError)):
         # Once one try was ambiguous, what a later one answers proves nothing (I5).
-        ours, hint = OutcomeUnknownError, ""
+        ours, hint = OutcomeUnknownError, hint if hint == _ROOM else ""  # which helps in any case
     status = str(answer.status) if answer.status else ""
     said = " ".join(filter(None, [status, answer.code, answer.reason])) or "no answer"
     return ours(

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 ASK_SECONDS = 60.0
 """How long it may take to find or renew credentials."""
+LOOK_AGAIN_SECONDS = 5.0
+"""How often they are looked for while what is found is what the server refused."""
 _ASK_AGAIN_SECONDS = 30.0  # after a renewal that failed while the old ones are still good
-_LOOK_AGAIN_SECONDS = 5.0  # while what is found is what the server refused
 _ALWAYS_ASK = datetime(1970, 1, 1, tzinfo=UTC)  # "expired": obstore then asks before each request
 _ROLES = ("container-role", "iam-role")  # botocore's names for what is asked over HTTP
 _KEY, _SECRET, _TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
@@ -122,7 +123,7 @@ class FromSession:
 
     def _ask(self) -> S3Credential:
         # botocore renews long before the end, and asks again with every request where that does not help yet.
-        self._look_again_at = time.monotonic() + _LOOK_AGAIN_SECONDS
+        self._look_again_at = time.monotonic() + LOOK_AGAIN_SECONDS
         self._quiet_until = time.monotonic() + _ASK_AGAIN_SECONDS
         old = self._held
         try:

@@ -54,8 +54,12 @@ class DurablePlace:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._synced: set[Path] = set()
-        self._lock = threading.Lock()
+        self._locks: dict[int, threading.Lock] = {}  # by process: a fork may copy one while it is held
         self._stopped: str | None = None
+
+    @property
+    def _lock(self) -> threading.Lock:
+        return self._locks.setdefault(os.getpid(), threading.Lock())
 
     def check_running(self) -> None:
         """Check that no directory's fsync has failed.

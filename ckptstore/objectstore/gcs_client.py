@@ -134,7 +134,7 @@ class GcsClient:
         if reply.status in call.accepted:
             return reply
         answer = answer_of_reply(reply.status, reply.headers, reply.body or b"")
-        if reply.status == _NOT_FOUND:
+        if answer.status == _NOT_FOUND:
             answer = replace(answer, code=call.missing)
         raise error_for(answer, request)
 

@@ -18,12 +18,14 @@ from ckptstore.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ckptstore.objectstore.answers import Answer
+from ckptstore.objectstore.answers import Answer, seconds_of
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _NOT_GOOGLE = "A proxy or another server answers there: check the endpoint, HTTPS_PROXY and NO_PROXY."
 _LOG_IN = "Log in (`gcloud auth application-default login`), or pass storage_options={'token': …}."
 _WHAT_TOKENS_ARE = "Correct `token`: what it names is no key of a service account, and no credentials of a user."
+_TRUST = "If it is the right server, name its authority's certificates in SSL_CERT_FILE; else correct the endpoint."
+_SOMETHING_ELSE = "Something else answers there: check the endpoint, HTTPS_PROXY and NO_PROXY."
 _PAYS = "If the requester pays for this bucket, pass requester_pays=True and project=…; else check the options."
 
 _Table = tuple[tuple[tuple[type[BaseException], ...], Answer], ...]
@@ -36,7 +38,7 @@ _FAILURES: _Table = (
     ),
     (
         (aiohttp.ClientConnectorCertificateError,),
-        Answer(sent=False, reason="the server's certificate is not trusted (TLS)"),
+        Answer(sent=False, reason="the server's certificate is not trusted (TLS)", hint=_TRUST),
     ),
     ((aiohttp.ClientSSLError,), Answer(sent=False, reason="no TLS connection")),
     (
@@ -65,6 +67,17 @@ _CREDENTIALS: _Table = (
 
 # Where 403 does not mean "denied" but "too much".
 _TOO_MUCH = ("rateLimitExceeded", "userRateLimitExceeded")
+_BAD_REQUEST, _UNAUTHORIZED = 400, 401
+_PAGE = re.compile(rb"\s*(<!doctype html|<html\b)", re.IGNORECASE)
+WEB_PAGE = Answer(reason="a web page", hint=_SOMETHING_ELSE)
+NONSENSE = Answer(reason="an answer that makes no sense", hint=_SOMETHING_ELSE)
+
+
+def is_page(body: bytes) -> bool:
+    """Return whether an answer's body is a page, for people. The service's own errors about objects are none."""
+    return _PAGE.match(body) is not None
+
+
 # What is absent: so says Google, and so does fake-gcs-server.
 _ABSENT = ("notFound", "Not Found")
 _REDIRECT, _BAD_REQUEST, _UNAUTHORIZED, _NOT_FOUND = 300, 400, 401, 404
@@ -72,15 +85,16 @@ _REDIRECT, _BAD_REQUEST, _UNAUTHORIZED, _NOT_FOUND = 300, 400, 401, 404
 
 def answer_of_reply(status: int, headers: Mapping[str, str], body: bytes) -> Answer:
     """Return what a server's refusal says: its status, its own name for the error, and how long to leave it alone."""
+    if is_page(body):
+        return WEB_PAGE  # without its status: that something else finds nothing there is no proof of absence
     code = _reason(body)
     hint = {_UNAUTHORIZED: _LOG_IN, _BAD_REQUEST: _PAYS if code == "required" else ""}.get(status, "")
-    pause = headers.get("Retry-After", "")
     return Answer(
         status=status,
         code=code,
         kind=UnavailableError if code in _TOO_MUCH else None,
         hint=hint,
-        retry_after_seconds=float(pause) if pause.isascii() and pause.isdigit() else None,
+        retry_after_seconds=seconds_of(headers.get("Retry-After")),
     )
 
 

@@ -19,6 +19,7 @@ from ckptstore.errors import CkptStoreError, IntegrityError, OutcomeUnknownError
 from ckptstore.objectstore.announced import Announced
 from ckptstore.objectstore.answers import Answer, Request, error_for
 from ckptstore.objectstore.gcs_client import ABSENT, Call, Reply
+from ckptstore.objectstore.gcs_errors import NONSENSE
 from ckptstore.objectstore.gcs_objects import begin_call, encoded_crc32c, info_of, put_call
 from ckptstore.objectstore.patience import Patience, tried
 from ckptstore.objectstore.port import ObjectInfo
@@ -101,7 +102,7 @@ class GcsUpload(Announced):
         """
         self._check_whole()
         try:
-            return self._send_last() if self._session else self._tried(self._put, Patience(self._retry))
+            return self._send_last() if self._session else self._tried(self._put, Patience(self._retry, writes=True))
         except (UnavailableError, OutcomeUnknownError) as failure:
             return self._confirmed(failure)
         finally:
@@ -125,13 +126,13 @@ class GcsUpload(Announced):
 
     def _send_chunk(self) -> None:
         chunk = self._take()
-        end, patience = self._held + len(chunk), Patience(self._retry)
+        end, patience = self._held + len(chunk), Patience(self._retry, writes=True)
         while self._held < end:
             if self._tried(lambda: self._advance(chunk, end), patience) is not None:
                 raise self._refused("was published before it was complete")
 
     def _send_last(self) -> ObjectInfo:
-        chunk, patience = self._take(), Patience(self._retry)
+        chunk, patience = self._take(), Patience(self._retry, writes=True)
         while True:
             info = self._tried(lambda: self._advance(chunk, self._size), patience)
             if info is not None:
@@ -143,7 +144,7 @@ class GcsUpload(Announced):
         self._kept.clear()
         self._checksum = google_crc32c.extend(self._checksum, chunk)
         if self._session is None:
-            self._session = self._tried(self._begin, Patience(self._retry))
+            self._session = self._tried(self._begin, Patience(self._retry, writes=True))
         return chunk
 
     def _begin(self) -> str:
@@ -190,7 +191,7 @@ class GcsUpload(Announced):
             info = info_of(described, self._request.key)
             checksum = described.get("crc32c")
         except (LookupError, ValueError, TypeError):
-            raise error_for(Answer(reason="an answer that makes no sense"), self._request) from None
+            raise error_for(NONSENSE, self._request) from None
         if info.size != self._size:
             raise self._refused(f"was stored with {info.size} bytes, {self._size} were announced")
         if checksum not in (None, encoded_crc32c(self._checksum)):
@@ -214,7 +215,7 @@ class GcsUpload(Announced):
         return IntegrityError(f"{self._request.url} {fault}.", hint="Save again.", key=self._request.key)
 
     def _tried(self, act: Callable[[], Result], patience: Patience) -> Result:
-        return tried(act, patience, writes=True, hopeless=_is_gone)
+        return tried(act, patience, hopeless=_is_gone)
 
 
 def _is_gone(error: CkptStoreError) -> bool:

@@ -35,6 +35,7 @@ class LocalStore:
     """
 
     engine = "local"
+    endpoint = None
 
     def __init__(self, root: str) -> None:
         self.url = f"file://{root}"

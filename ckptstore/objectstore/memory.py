@@ -23,6 +23,7 @@ class MemoryStore:
     """
 
     engine = "memory"
+    endpoint = None
 
     def __init__(self, url: str = "memory://", *, clock: Clock | None = None) -> None:
         self.url = url

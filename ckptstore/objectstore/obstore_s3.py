@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptstore.errors import InvalidInputError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.credentials import (
     Provider,
@@ -36,36 +34,21 @@ def check_for_obstore(options: S3Options, bucket: str) -> None:
     """Check that obstore can do all that `options` say.
 
     Raises:
-        InvalidInputError: The bucket was to be part of a host's name, and cannot be; or a key of one's own would be
-            sent without TLS.
+        InvalidInputError: The bucket was to be part of a host's name, and cannot be.
         UnsupportedError: It cannot; what is named is for another engine.
     """
     checksum = options.checksum(USUAL_CHECKSUM)
     cannot = {
         f"checksum_algorithm {checksum}": checksum not in _CHECKSUMS,
-        # Completing such an upload would have to carry the key, and obstore sends it with the parts only.
-        "checksum_algorithm with SSECustomerKey": options.checksum("") not in ("", None)
-        and options.sse_customer_key is not None,
+        # obstore follows redirects, and would take the key along, to any host.
+        "SSECustomerKey": options.sse_customer_key is not None,
         "response_checksum_validation": options.response_checksum_validation == "when_supported",
         "signature_version s3": options.signature_version == "s3",
         "ACL": options.acl is not None,
         "verify with a directory": isinstance(options.verify, str) and Path(options.verify).is_dir(),
     }
     refuse_for_engine("obstore", [name for name, said in cannot.items() if said], instead="s3fs")
-    check_private_key(options, endpoint_for(options, bucket)[0])
-
-
-def check_private_key(options: S3Options, endpoint: str | None) -> None:
-    """Check that a key of one's own is sent to nobody else. Without an endpoint there is TLS, unless said otherwise.
-
-    Raises:
-        InvalidInputError: It would be.
-    """
-    endpoint = endpoint or f"http{'s' if options.use_ssl else ''}://unsaid"
-    if options.sse_customer_key is not None and not is_private(endpoint, verify=options.verify):
-        raise InvalidInputError(
-            "SSECustomerKey would be sent where others can read it.", hint="Use https://, and leave verify=False out."
-        )
+    endpoint_for(options, bucket)
 
 
 def store_config(options: S3Options, bucket: str) -> dict[str, Any]:
@@ -88,11 +71,7 @@ def store_config(options: S3Options, bucket: str) -> dict[str, Any]:
         "s3_express": False,
     }
     checksum = options.checksum(USUAL_CHECKSUM)
-    if options.sse_customer_key is not None:
-        config["server_side_encryption"] = "sse-c"
-        config["sse_customer_key_base64"] = base64.b64encode(options.sse_customer_key).decode()
-        checksum = None  # see check_for_obstore
-    elif options.server_side_encryption is not None:
+    if options.server_side_encryption is not None:
         config["server_side_encryption"] = options.server_side_encryption
     if options.sse_kms_key_id is not None:
         config["sse_kms_key_id"] = options.sse_kms_key_id
@@ -116,11 +95,13 @@ class S3Bucket:
     """
 
     longest_part_bytes = 5 * GIB
+    ends_are_told = False
 
     def __init__(self, bucket: str, given: Mapping[str, Any]) -> None:
         self.url = f"s3://{bucket}"
         self._bucket, self._given = bucket, dict(given)
         self.options = fill_from_environment(read_s3_options(given))
+        self.endpoint = self.options.endpoint_url or self.options.profile
         check_for_obstore(self.options, bucket)
         self.attributes = {"Storage-Class": self.options.storage_class} if self.options.storage_class else None
         self.silence_seconds = self.options.read_timeout_seconds
@@ -139,7 +120,7 @@ class S3Bucket:
         from ckptstore.objectstore.s3_requests import range_of  # noqa: PLC0415  (only for what obstore cannot do)
 
         place = self._place(path, seconds)
-        return place.client.run(request, lambda: range_of(place, request, start, end))
+        return place.run(request, lambda: range_of(place, request, start, end), requests=2, size=end - start)
 
     def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
         """See `Service`. obstore cannot, aiobotocore can."""

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import obstore
 
-from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError, NotFoundError, OutcomeUnknownError
-from ckptstore.objectstore.port import ObjectInfo
+from ckptstore.errors import (
+    CkptStoreError,
+    IntegrityError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnsupportedError,
+)
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore
+
+_TAIL_BYTES = 1024
 
 
 class ObstoreUpload:
@@ -24,7 +34,7 @@ class ObstoreUpload:
         key: The object's key.
         size: How many bytes were announced.
         part_bytes: The size of the parts.
-        head: Asks the store for the object, past every cache.
+        store: Where the object can be seen, past every cache.
     """
 
     def __init__(
@@ -35,17 +45,28 @@ class ObstoreUpload:
         key: str,
         size: int,
         part_bytes: int,
-        head: Callable[[], ObjectInfo],
+        store: ObjectStore,
     ) -> None:
         self._writer: obstore.WritableFile | None = writer
-        self._translating, self._head, self._key = translating, head, key
+        self._translating, self._store, self._key = translating, store, key
         self._size, self._part_bytes, self._written = size, part_bytes, 0
+        self._tail = b""
+        self._process = os.getpid()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append `data`, which is copied. Waits while as many parts as allowed are on their way."""
+        """Append `data`, which is copied. Waits while as many parts as allowed are on their way.
+
+        Raises:
+            InvalidInputError: It is more than was announced, or the upload has ended.
+            UnsupportedError: It was begun before this process was forked.
+            UnavailableError: A part could not be sent, however often it was tried. Nothing is published.
+            StalledError: A part was not answered in time, however often it was tried.
+        """
+        self._refuse_fork()
         view = memoryview(data).cast("B")
         if self._writer is None or self._written + len(view) > self._size:
             raise self._wrong_size(self._written + len(view))
+        self._tail = (self._tail + bytes(view[-_TAIL_BYTES:]))[-_TAIL_BYTES:]
         # obstore does not copy what it is given, and sends it later: only bytes that nobody can change are safe.
         unchangeable = isinstance(view.obj, bytes)
         with self._translating():
@@ -60,9 +81,11 @@ class ObstoreUpload:
             InvalidInputError: The bytes written are not as many as were announced.
             OutcomeUnknownError: The object may or may not be there.
             StalledError: A part made no progress in time; there is no object.
+            UnsupportedError: It was begun before this process was forked.
 
         If killed: the whole object, or none under its key; perhaps an incomplete upload.
         """
+        self._refuse_fork()
         if self._writer is None or self._written != self._size:
             fault = self._wrong_size(self._written)
             self.abort()
@@ -79,7 +102,7 @@ class ObstoreUpload:
     def _confirmed(self, failure: OutcomeUnknownError | None) -> ObjectInfo:
         # The answer may be lost, or be that of a second try. Nobody else ever writes this key (I6): ask for it.
         try:
-            info = self._head()
+            info = self._store.head(self._key)
         except NotFoundError as absent:
             raise failure or OutcomeUnknownError(
                 f"{self._key} was stored, and cannot be seen.", key=self._key
@@ -90,10 +113,26 @@ class ObstoreUpload:
             ) from error
         if info.size != self._size:
             raise IntegrityError(f"{self._key} has {info.size} bytes, {self._size} were written.", key=self._key)
+        if not self._ends_as_written(info):
+            raise failure or OutcomeUnknownError(f"{self._key} may or may not have been stored.", key=self._key)
         return info
+
+    def _ends_as_written(self, info: ObjectInfo) -> bool:
+        # obstore follows redirects, and a proxy's page may be as long. No page is called as S3 calls what it put
+        # together of parts; where something else stands, the object's end is looked at.
+        parts = -(-self._size // self._part_bytes)
+        if self._size == 0 or (parts > 1 and info.etag is not None and info.etag.endswith(f"-{parts}")):
+            return True
+        try:
+            start, length = self._size - len(self._tail), len(self._tail)
+            return self._store.get_range(self._key, start=start, length=length) == self._tail
+        except CkptStoreError:
+            return False
 
     def abort(self) -> None:
         """Give the upload up, and let the server forget its parts. Never raises."""
+        if os.getpid() != self._process:  # obstore's threads are not here, and the upload is its parent's
+            return
         writer, self._writer = self._writer, None
         if writer is not None:
             with contextlib.suppress(Exception):  # an unreachable server keeps the parts; they are under no key
@@ -106,6 +145,14 @@ class ObstoreUpload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise UnsupportedError(
+                f"The upload of {self._key} was begun before this process was forked.",
+                hint="Go on with it where it was begun.",
+                key=self._key,
+            )
 
     def _wrong_size(self, written: int) -> InvalidInputError:
         if self._writer is None:

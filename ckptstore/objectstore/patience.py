@@ -1,4 +1,4 @@
-"""How often and how long one request is tried: the one policy, of every engine."""
+"""How often and how long one request is tried, and what is raised then: the one policy, of every engine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,43 @@ class Patience:
 
     Args:
         options: The policy.
+        writes: Whether it could change the store. It must have the same effect twice.
         clock: Where the deadline comes from.
         ids: Where jitter comes from.
     """
 
-    def __init__(self, options: RetryOptions, *, clock: Clock | None = None, ids: IdSource | None = None) -> None:
+    def __init__(
+        self, options: RetryOptions, *, writes: bool = False, clock: Clock | None = None, ids: IdSource | None = None
+    ) -> None:
         self._options, self._clock, self._ids = options, clock or SystemClock(), ids or SystemIds()
         self._deadline = self._clock.monotonic() + options.deadline_seconds
         self._left, self._longest = options.attempts - 1, options.first_pause_seconds
+        self._writes, self._in_doubt = writes, False
+
+    def pause_or_raise(self, error: CkptStoreError, *, is_final: bool = False) -> float:
+        """Return how many seconds to wait before the next try; or raise what the tries have come to.
+
+        Args:
+            error: Of the last try. What did not happen is tried again, and a write also where nobody knows.
+            is_final: Another try cannot help, whatever the error is called.
+
+        Raises:
+            OutcomeUnknownError: One try may have been carried out, and no later one was.
+            StalledError: Nothing came in time, the last time either.
+            CkptStoreError: `error` itself.
+        """
+        unknown = self._writes and isinstance(error, OutcomeUnknownError)
+        may_help = (unknown or isinstance(error, UnavailableError)) and not is_final
+        pause = self.pause_after(error) if may_help else None
+        if pause is None and self._in_doubt and not unknown and not isinstance(error, IntegrityError):
+            # What a later try answers proves nothing about the one that may have been carried out; but damage was seen.
+            raise OutcomeUnknownError(error.message, hint=error.hint, **error.facts) from error
+        if pause is None:
+            if (ended := given_up(error)) is error:
+                raise error
+            raise ended from error
+        self._in_doubt = self._in_doubt or unknown
+        return pause
 
     def pause_after(self, error: CkptStoreError) -> float | None:
         """Return how many seconds to wait before the next try, or None if there is to be none.
@@ -36,46 +65,36 @@ class Patience:
         self._left -= 1
         return drawn if self._left >= 0 and self._clock.monotonic() + drawn <= self._deadline else None
 
+    def settle(self) -> None:
+        """A try was answered: what was in doubt is so no longer."""
+        self._in_doubt = False
+
     def wait(self, seconds: float) -> None:
         """Wait for a pause to end."""
         self._clock.sleep(seconds)
 
 
 def tried(
-    act: Callable[[], Result],
-    patience: Patience,
-    *,
-    writes: bool = False,
-    hopeless: Callable[[CkptStoreError], bool] = lambda _: False,
+    act: Callable[[], Result], patience: Patience, *, hopeless: Callable[[CkptStoreError], bool] = lambda _: False
 ) -> Result:
     """Return what `act` returns, tried again while that may help.
 
     Args:
         act: One request.
         patience: How often and how long.
-        writes: It may have happened without an answer, and has the same effect twice.
         hopeless: Whether an error stays what it is, however often it is tried.
 
     Raises:
-        OutcomeUnknownError: One try may have happened, and none succeeded: what a later one answers proves nothing.
-        StalledError: There was no answer in time, the last time either.
-        CkptStoreError: Whatever the last try raised.
+        CkptStoreError: What the tries have come to. See `Patience.pause_or_raise`.
     """
-    ambiguous = False
     while True:
         try:
-            return act()
+            result = act()
         except CkptStoreError as error:
-            unknown = writes and isinstance(error, OutcomeUnknownError)
-            again = (unknown or isinstance(error, UnavailableError)) and not hopeless(error)
-            pause = patience.pause_after(error) if again else None
-            if pause is None:
-                if ambiguous and not unknown and not isinstance(error, IntegrityError):  # that was looked at
-                    raise OutcomeUnknownError(error.message, hint=error.hint, **error.facts) from error
-                if (ended := given_up(error)) is error:
-                    raise
-                raise ended from error
-            ambiguous = ambiguous or unknown
+            pause = patience.pause_or_raise(error, is_final=hopeless(error))
+        else:
+            patience.settle()
+            return result
         patience.wait(pause)
 
 

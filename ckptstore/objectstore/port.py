@@ -105,7 +105,12 @@ class ObjectStore(Protocol):
 
     @property
     def engine(self) -> str:
-        """What moves the bytes: `memory`, `local`, `obstore`."""
+        """What moves the bytes: `memory`, `local`, `obstore`, `s3fs`, `gcsfs`, `fsspec`."""
+        ...
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where the service is, if not at its own address: two places of one URL differ in it. Without secrets."""
         ...
 
     def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:

@@ -13,12 +13,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from typing import Any, TypeVar
 
-from botocore.exceptions import ClientError
-
-from ckptstore.objectstore import loop
+from ckptstore.errors import CkptStoreError
+from ckptstore.objectstore import credentials, loop
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.endpoint import is_private
-from ckptstore.objectstore.s3_errors import NoAnswerError, NotOpenedError, refuse_foreign, translating
+from ckptstore.objectstore.s3_endpoint import check_private_key
+from ckptstore.objectstore.s3_errors import NoAnswerError, NotOpenedError, is_refusal, refuse_foreign, translating
 from ckptstore.objectstore.s3_options import S3Options
 from ckptstore.options import MAX_SECONDS
 
@@ -31,14 +31,13 @@ OPEN_SECONDS = 30.0
 _CONNECT_SECONDS = 5.0
 _SILENCE_SECONDS = 600.0  # each request has its own, shorter limit
 _CONNECTIONS = 64
-# What a server says of credentials that were good and are not any longer, or not yet.
-_ENDED = ("ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken", "TokenRefreshRequired")
 
 
 class S3Client:
     """A client that any thread may use. It belongs to this process: a forked child opens another.
 
-    Where the server calls the credentials ended, and they were looked up, they are looked up anew for the next request.
+    Credentials that were looked up and are refused are looked up anew for the next request; where the new ones are
+    refused, too, not more often than `credentials.LOOK_AGAIN_SECONDS` says.
 
     Args:
         options: The settings that travel with the requests.
@@ -50,14 +49,19 @@ class S3Client:
         self._looks_up = options.key is None and not options.anon
         weakref.finalize(self, _close, self._cell).atexit = False  # the loop does it then
 
-    def run(self, request: Request, work: Callable[[], Awaitable[Result]], *, limit: float = MAX_SECONDS) -> Result:
-        """Return what `work` returns, run in the loop; its own calls of `send` have time-outs.
+    def run(self, request: Request, work: Callable[[], Awaitable[Result]], *, seconds: float) -> Result:
+        """Return what `work` returns, run in the loop.
+
+        Args:
+            request: What is being asked for.
+            work: Its own calls of `send` have limits.
+            seconds: What these limits come to together. If it takes longer, the loop's thread is stuck.
 
         Raises:
             CkptStoreError: What went wrong, as ours.
         """
         with translating(request):
-            return loop.run(_coroutine(work), timeout=min(limit, MAX_SECONDS))
+            return loop.run(_coroutine(work), timeout=min(seconds, MAX_SECONDS))
 
     async def send(self, operation: str, *, seconds: float, **parameters: Any) -> Any:
         """Send one request, once, and return the server's answer. In the loop.
@@ -73,6 +77,8 @@ class S3Client:
         try:
             async with within(OPEN_SECONDS):
                 client = await self._cell.client()
+        except CkptStoreError:
+            raise
         except Exception as error:
             raise NotOpenedError(error) from error
         model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation])
@@ -80,9 +86,9 @@ class S3Client:
         try:
             async with within(seconds):
                 answer = await getattr(client, operation)(**extras, **parameters)
-        except ClientError as error:
-            if self._looks_up and error.response.get("Error", {}).get("Code") in _ENDED:
-                self._cell.renew(client)
+        except Exception as error:
+            if self._looks_up and is_refusal(error):
+                self._cell.refused = client
             raise
         refuse_foreign(operation, answer)
         return answer
@@ -179,6 +185,11 @@ def config_arguments(options: S3Options, *, connections: int = _CONNECTIONS) -> 
 
 async def _opened(open_: Callable[[], Awaitable[Opened]], options: S3Options) -> Opened:
     client, close = await open_()
+    try:
+        check_private_key(options, client.meta.endpoint_url)  # also one that only ~/.aws/config names
+    except CkptStoreError:
+        await close()
+        raise
     client.meta.events.register("before-call.s3.HeadBucket", _not_elsewhere)
     if is_private(client.meta.endpoint_url, verify=options.verify):
         # Else every body would be hashed a second time, for the signature.
@@ -216,17 +227,8 @@ class _Cell:
     def __init__(self, open_: Callable[[], Awaitable[Opened]]) -> None:
         self.open = open_
         self.held: tuple[asyncio.AbstractEventLoop, asyncio.Task[Opened]] | None = None
-        self.ending: set[asyncio.Task[None]] = set()
-
-    def renew(self, client: Any) -> None:
-        """Open another client for the next request. What is under way goes on with this one."""
-        held = self.held
-        if held is not None and held[1].done() and held[1].result()[0] is client:
-            self.held = None
-            loop.not_at_end(self.close)
-            task = held[0].create_task(_close_later(held[1].result()[1]))
-            self.ending.add(task)
-            task.add_done_callback(self.ending.discard)
+        self.refused: Any = None  # the client whose credentials the server did not take
+        self.rests_until = 0.0
 
     async def client(self) -> Any:
         here = asyncio.get_running_loop()
@@ -238,12 +240,19 @@ class _Cell:
         opening = self.held[1]
         try:
             # A caller that gives up does not take the client from the others.
-            client, _ = await asyncio.shield(opening)
+            client, close = await asyncio.shield(opening)
         except BaseException:
             if opening.done() and self.held is not None and self.held[1] is opening:
                 self.held = None  # the next one tries again
                 loop.not_at_end(self.close)
             raise
+        is_held = self.held is not None and self.held[1] is opening
+        if client is self.refused and is_held and here.time() >= self.rests_until:
+            self.rests_until = here.time() + credentials.LOOK_AGAIN_SECONDS
+            self.held = self.refused = None
+            loop.not_at_end(self.close)
+            _close_later(here, close)  # what is under way goes on with it
+            return await self.client()
         return client
 
     async def close(self) -> None:
@@ -265,12 +274,16 @@ def _close(cell: _Cell) -> None:
         _left.append(held)
 
 
-async def _close_later(close: Callable[[], Awaitable[object]]) -> None:
-    try:
-        await asyncio.sleep(_SILENCE_SECONDS)
-    finally:  # also when the loop ends
+def _close_later(here: asyncio.AbstractEventLoop, close: Callable[[], Awaitable[object]]) -> None:
+    """Close a client when what is under way with it has ended, or the loop ends."""
+
+    async def end() -> None:
+        loop.not_at_end(end)
         with contextlib.suppress(Exception):
             await close()
+
+    loop.at_end(end)
+    here.call_later(_SILENCE_SECONDS, lambda: loop.spawn(here, end()))
 
 
 async def _coroutine(work: Callable[[], Awaitable[Result]]) -> Result:

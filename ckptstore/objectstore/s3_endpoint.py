@@ -6,7 +6,7 @@ import re
 from urllib.parse import urlsplit
 
 from ckptstore.errors import InvalidInputError
-from ckptstore.objectstore.endpoint import is_address
+from ckptstore.objectstore.endpoint import is_address, is_private
 from ckptstore.objectstore.s3_options import S3Options
 
 DEFAULT_REGION = "us-east-1"
@@ -36,3 +36,16 @@ def endpoint_for(options: S3Options, bucket: str) -> tuple[str, bool]:
         )
     scheme, _, rest = endpoint.partition("://")
     return f"{scheme}://{bucket}.{rest}", True
+
+
+def check_private_key(options: S3Options, endpoint: str | None) -> None:
+    """Check that a key of one's own is sent to nobody else. Without an endpoint there is TLS, unless said otherwise.
+
+    Raises:
+        InvalidInputError: It would be.
+    """
+    endpoint = endpoint or f"http{'s' if options.use_ssl else ''}://unsaid"
+    if options.sse_customer_key is not None and not is_private(endpoint, verify=options.verify):
+        raise InvalidInputError(
+            "SSECustomerKey would be sent where others can read it.", hint="Use https://, and leave verify=False out."
+        )

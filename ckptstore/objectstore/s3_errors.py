@@ -17,24 +17,32 @@ from botocore import exceptions as foreign
 from botocore.parsers import ResponseParserError
 
 from ckptstore.errors import AccessDeniedError, CkptStoreError, InvalidInputError, UnavailableError
-from ckptstore.objectstore.answers import Answer, Request, error_for
+from ckptstore.objectstore.answers import Answer, Request, error_for, seconds_of
 
 _LOG_IN = "Log in again (`aws sso login`, say); `aws sts get-caller-identity` tells who you are."
 _NO_CREDENTIALS = "Export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in with `aws sso login`."
 _PROFILE = "Run `aws configure list`, and correct the profile, AWS_PROFILE, or the files in ~/.aws."
 _TRUST = "Pass the authority's certificates as verify or AWS_CA_BUNDLE; or correct the endpoint."
 _NOT_S3 = "A proxy or another server answers there: check the endpoint, HTTPS_PROXY and NO_PROXY."
+_CONTRADICTS = "A HEAD finds nothing where a GET finds an object: check what stands between here and the server."
 _PROXY = "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY."
 _SETTINGS = "Check the endpoint, the region and storage_options."
 
 _CODE = re.compile(r"[A-Za-z][\w.]{0,63}")
-# What every server says in its answer. A well-formed page of a proxy would else be an empty listing.
+# What every server says in its answer, one of them at least: a well-formed page of a proxy would else be an empty
+# listing, and the bare success of a load balancer a stored record. Some give no ETag to what they hold.
 _ALWAYS = {
-    "create_multipart_upload": "UploadId",
-    "list_multipart_uploads": "Bucket",
-    "list_objects_v2": "IsTruncated",
-    "upload_part": "ETag",
+    "complete_multipart_upload": ("ETag", "Key", "Location"),
+    "create_multipart_upload": ("UploadId",),
+    "get_object": ("ETag", "LastModified"),
+    "head_object": ("ETag", "LastModified"),
+    "list_multipart_uploads": ("Bucket",),
+    "list_objects_v2": ("IsTruncated",),
+    "list_parts": ("UploadId",),
+    "put_object": ("ETag",),
+    "upload_part": ("ETag",),
 }
+_ANY = Request("", "", "")
 _NO_CONTENT, _TEMPORARY = 204, 500
 
 # OpenSSL's own numbers, X509_V_ERR_…
@@ -69,12 +77,17 @@ class NotS3Error(Exception):
     """What came as an answer is none of S3's."""
 
 
+class ContradictionError(Exception):
+    """What the server said is absent is there, and absent again."""
+
+
 # The first that fits. Not sent is only what provably never left.
 _BY_CLASS: list[tuple[tuple[type[Exception], ...], dict[str, Any]]] = [
     ((TimeoutError, foreign.ReadTimeoutError), {"reason": "no answer in time", "stalled": True}),
     ((foreign.ConnectTimeoutError,), {"sent": False, "reason": "no connection in time", "hint": _SETTINGS}),
     ((foreign.ProxyConnectionError,), {"sent": False, "reason": "the proxy does not connect", "hint": _PROXY}),
     ((NotS3Error, ResponseParserError), {"reason": "the answer is not S3's", "hint": _NOT_S3}),
+    ((ContradictionError,), {"reason": "the store contradicts itself", "hint": _CONTRADICTS}),
     ((foreign.FlexibleChecksumError,), {"kind": UnavailableError, "reason": "the bytes changed on the way"}),
     ((foreign.HTTPClientError, foreign.IncompleteReadError), {"reason": "the connection broke"}),
     ((aiohttp.ClientError, OSError), {"reason": "the connection broke"}),
@@ -103,12 +116,11 @@ _BY_CLASS: list[tuple[tuple[type[Exception], ...], dict[str, Any]]] = [
 
 
 @contextlib.contextmanager
-def translating(request: Request, *, ambiguous: bool = False) -> Iterator[None]:
+def translating(request: Request) -> Iterator[None]:
     """Let nothing foreign out of the block.
 
     Args:
         request: What is being asked for.
-        ambiguous: An earlier try of it may have been carried out.
 
     Raises:
         CkptStoreError: What went wrong, as ours.
@@ -121,10 +133,10 @@ def translating(request: Request, *, ambiguous: bool = False) -> Iterator[None]:
         if isinstance(_inside(error), CkptStoreError):
             raise _inside(error) from None
         # `from None`: what it says is of no use to whoever reads it, and could hold a secret.
-        raise error_for(answer_of(error, ambiguous=ambiguous), request) from None
+        raise error_for(answer_of(error), request) from None
 
 
-def answer_of(error: Exception, *, ambiguous: bool = False) -> Answer:
+def answer_of(error: Exception) -> Answer:
     """Return what one of aiobotocore's errors says."""
     known: dict[str, Any]
     if isinstance(error, NotOpenedError):
@@ -134,7 +146,12 @@ def answer_of(error: Exception, *, ambiguous: bool = False) -> Answer:
         known = _of_server(error)
     else:
         known = _of_client(error) or {"reason": type(error).__name__}
-    return Answer(**{"ambiguous": ambiguous, **known})
+    return Answer(**known)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether one of aiobotocore's errors says that the credentials are not taken, or that there are none."""
+    return isinstance(error_for(answer_of(error), _ANY), AccessDeniedError)
 
 
 def refuse_foreign(operation: str, answer: Mapping[str, Any]) -> None:
@@ -146,9 +163,17 @@ def refuse_foreign(operation: str, answer: Mapping[str, Any]) -> None:
     metadata = answer["ResponseMetadata"]
     headers = metadata.get("HTTPHeaders", {})
     is_empty = metadata.get("HTTPStatusCode") == _NO_CONTENT or headers.get("content-length") == "0"
-    page = headers.get("content-type", "").startswith("text/html") and not is_empty
-    if (page and "etag" not in headers) or (operation in _ALWAYS and _ALWAYS[operation] not in answer):
+    page = headers.get("content-type", "").startswith("text/html") and not is_empty and not is_signed(answer)
+    said = operation not in _ALWAYS or any(name in answer for name in _ALWAYS[operation])
+    if page or not said:
+        if "Body" in answer:
+            answer["Body"].close()
         raise NotS3Error
+
+
+def is_signed(answer: Mapping[str, Any]) -> bool:
+    """Return whether the answer has a header that only S3 sends. Not every server that is compatible with it does."""
+    return any(name.startswith("x-amz") for name in answer["ResponseMetadata"].get("HTTPHeaders", {}))
 
 
 def _of_server(error: foreign.ClientError) -> dict[str, Any]:
@@ -156,12 +181,14 @@ def _of_server(error: foreign.ClientError) -> dict[str, Any]:
     status, headers = metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders", {})
     code = error.response.get("Error", {}).get("Code")
     code = code if isinstance(code, str) and _CODE.fullmatch(code) else None
-    asked = headers.get("retry-after", "")
     known: dict[str, Any] = {
         "status": status,
         "code": code,
-        "retry_after_seconds": float(asked) if asked.isdecimal() else None,
+        "retry_after_seconds": seconds_of(headers.get("retry-after")),
     }
+    page = headers.get("content-type", "").startswith("text/html")
+    if code is None and status is not None and status >= _TEMPORARY and page:
+        return known | {"reason": "a web page", "hint": _NOT_S3}
     if code is None and status is not None and status < _TEMPORARY and not error.operation_name.startswith("Head"):
         # S3 says why it refuses, except to a HEAD. That something else finds nothing here is no proof of absence.
         return {"reason": f"{status} by something that is not S3", "hint": _NOT_S3}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -10,9 +10,10 @@ from botocore.exceptions import ClientError
 from ckptstore.errors import UnsupportedError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.port import PendingUpload
-from ckptstore.objectstore.s3_errors import NotS3Error
-from ckptstore.objectstore.s3_requests import S3Place
+from ckptstore.objectstore.s3_pages import all_pages
+from ckptstore.objectstore.s3_requests import S3Place, code_of, remove
 
+_NO_UPLOAD = "NoSuchUpload"
 _RULE = "A lifecycle rule of the bucket removes them: AbortIncompleteMultipartUpload."
 
 
@@ -28,31 +29,25 @@ def list_uploads(place: S3Place, request: Request, prefix: str) -> list[PendingU
         UnsupportedError: The server does not tell.
         CkptStoreError: What went wrong.
     """
-    found: list[PendingUpload] = []
 
-    async def page(after: dict[str, Any]) -> dict[str, Any]:
+    async def page(after: Mapping[str, Any]) -> tuple[dict[tuple[str, str], PendingUpload], dict[str, Any]]:
         try:
             answer = await place.send("list_multipart_uploads", Prefix=prefix, **after)
         except ClientError as error:
-            if error.response["Error"].get("Code") == "NoSuchUpload":  # so rclone says that there is none
-                return {}
+            if code_of(error) == _NO_UPLOAD:  # so rclone says that there is none
+                return {}, {}
             raise
-        found.extend(_pending(upload) for upload in answer.get("Uploads", ()) if upload["Key"].startswith(prefix))
-        if not answer.get("IsTruncated", False):
-            return {}
-        following = {"KeyMarker": answer.get("NextKeyMarker", ""), "UploadIdMarker": answer.get("NextUploadIdMarker")}
-        following = {name: value for name, value in following.items() if value is not None}
-        if following in (after, {"KeyMarker": ""}):  # it would never end
-            raise NotS3Error
-        return following
+        here = {(said["Key"], said["UploadId"]): _pending(said) for said in answer.get("Uploads", ())}
+        following = {"KeyMarker": answer.get("NextKeyMarker"), "UploadIdMarker": answer.get("NextUploadIdMarker")}
+        if not following["UploadIdMarker"]:  # not every server names it
+            del following["UploadIdMarker"]
+        return here, following if answer.get("IsTruncated", False) else {}
 
     try:
-        following = place.client.run(request, partial(page, {}))
-        while following:
-            following = place.client.run(request, partial(page, following))
+        found = all_pages(place, request, page)
     except UnsupportedError as error:
         raise UnsupportedError(error.message, hint=_RULE, **error.facts) from error
-    return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
+    return [found[name] for name in sorted(found) if name[0].startswith(prefix)]
 
 
 def abort_upload(place: S3Place, request: Request, upload_id: str) -> None:
@@ -62,13 +57,13 @@ def abort_upload(place: S3Place, request: Request, upload_id: str) -> None:
     """
 
     async def abort() -> None:
-        try:
-            await place.send("abort_multipart_upload", UploadId=upload_id)
-        except ClientError as error:
-            if error.response["Error"].get("Code") != "NoSuchUpload":
-                raise
+        await remove(
+            lambda: place.send("abort_multipart_upload", UploadId=upload_id),
+            lambda: place.send("list_parts", UploadId=upload_id, MaxParts=1),
+            _NO_UPLOAD,
+        )
 
-    place.client.run(request, abort)
+    place.run(request, abort, requests=2)
 
 
 def _pending(upload: dict[str, Any]) -> PendingUpload:

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
-from ckptstore.errors import IntegrityError, OutcomeUnknownError, UnavailableError, UnsupportedError
+from ckptstore.errors import CkptStoreError, IntegrityError, UnsupportedError
 from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.patience import Patience, given_up
+from ckptstore.objectstore.patience import Patience
 from ckptstore.objectstore.port import ObjectInfo
-from ckptstore.objectstore.s3_client import S3Client, within
-from ckptstore.objectstore.s3_errors import NotS3Error, translating
+from ckptstore.objectstore.s3_client import OPEN_SECONDS, S3Client, within
+from ckptstore.objectstore.s3_errors import ContradictionError, NotS3Error, is_signed, translating
 from ckptstore.options import RetryOptions
 from ckptstore.units import MIB
 
@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 
 _SLOWEST_BYTES_PER_SECOND = MIB  # what moves more slowly than this is given up
 _READ_BYTES = MIB
+_NOT_FOUND = 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,27 @@ class S3Place:
     def seconds_for(self, size: int) -> float:
         """Return how long it may take to move so many bytes."""
         return self.stall_seconds + size / _SLOWEST_BYTES_PER_SECOND
+
+    def run(
+        self,
+        request: Request,
+        work: Callable[[], Awaitable[Result]],
+        *,
+        requests: int,
+        size: int = 0,
+        more_seconds: float = 0.0,
+    ) -> Result:
+        """Return what `work` returns, run in the loop of the client. See `S3Client.run`.
+
+        Args:
+            request: What is being asked for.
+            work: What asks for it.
+            requests: How many it sends at most, one after the other.
+            size: How many bytes these move.
+            more_seconds: What else it takes, such as pauses.
+        """
+        seconds = requests * (OPEN_SECONDS + self.stall_seconds) + size / _SLOWEST_BYTES_PER_SECOND + more_seconds
+        return self.client.run(request, work, seconds=seconds)
 
     async def send(self, operation: str, *, size: int = 0, more_seconds: float = 0.0, **parameters: Any) -> Any:
         """Send one request, once. See `S3Client.send`.
@@ -123,9 +145,47 @@ async def head_of(place: S3Place, key: str) -> ObjectInfo:
         try:
             (await place.send("get_object", Range="bytes=0-0"))["Body"].close()
         except ClientError as error:
-            if error.response["Error"].get("Code") != "InvalidRange":  # it is there, and empty
+            if code_of(error) != "InvalidRange":  # it is there, and empty
                 raise
-        return info_of(await place.send("head_object"), key)
+        try:
+            return info_of(await place.send("head_object"), key)
+        except ClientError as error:
+            if error.response["ResponseMetadata"].get("HTTPStatusCode") == _NOT_FOUND:  # it has just been there
+                raise ContradictionError from error
+            raise
+
+
+async def remove(act: Callable[[], Awaitable[Any]], look: Callable[[], Awaitable[object]], absent: str) -> None:
+    """Remove something. Where nothing in the answer is S3's own, look: a bare success may be anybody's.
+
+    Args:
+        act: Removes it.
+        look: Looks whether it is there.
+        absent: What the server says to either where it is not.
+
+    Raises:
+        NotS3Error: It is still there, or that cannot be told.
+        Exception: Whatever aiobotocore raises; see `translating`.
+    """
+    try:
+        if is_signed(await act()):
+            return
+    except ClientError as error:
+        if code_of(error) != absent:
+            raise
+        return
+    try:
+        await look()
+    except ClientError as error:
+        if code_of(error) == absent:
+            return
+    raise NotS3Error
+
+
+def code_of(error: ClientError) -> str | None:
+    """Return the server's own name for an error."""
+    code: str | None = error.response["Error"].get("Code")
+    return code
 
 
 def info_of(said: Mapping[str, Any], key: str) -> ObjectInfo:
@@ -136,26 +196,27 @@ def info_of(said: Mapping[str, Any], key: str) -> ObjectInfo:
 
 
 async def tried(
-    act: Callable[[], Awaitable[Result]], request: Request, retry: RetryOptions, *, patience: Patience | None = None
+    act: Callable[[], Awaitable[Result]], request: Request, retry: RetryOptions, *, final_code: str | None = None
 ) -> Result:
     """Return what `act` returns, tried again while that may help. For requests that have the same effect twice.
 
+    Args:
+        act: Sends one.
+        request: What is being asked for.
+        retry: How often and how long.
+        final_code: What the server says where another try cannot help.
+
     Raises:
-        StalledError: There was no answer in time, the last time either.
-        CkptStoreError: What went wrong, as ours.
+        CkptStoreError: What the tries have come to; see `Patience.pause_or_raise`.
     """
-    patience, ambiguous = patience or Patience(retry), False
+    patience = Patience(retry, writes=request.writes)
     while True:
         try:
-            with translating(request, ambiguous=ambiguous):
+            with translating(request):
                 return await act()
-        except (UnavailableError, OutcomeUnknownError) as error:
-            pause = patience.pause_after(error)
-            ambiguous = ambiguous or isinstance(error, OutcomeUnknownError)
-            if pause is None:
-                if (ended := given_up(error)) is error:
-                    raise
-                raise ended from None
+        except CkptStoreError as error:
+            final = final_code is not None and error.facts.get("server_code") == final_code
+            pause = patience.pause_or_raise(error, is_final=final)
         await asyncio.sleep(pause)
 
 

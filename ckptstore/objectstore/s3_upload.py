@@ -21,17 +21,17 @@ from ckptstore.errors import (
 )
 from ckptstore.objectstore import loop
 from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.patience import Patience
 from ckptstore.objectstore.port import ObjectInfo
 from ckptstore.objectstore.s3_checksum import checksum
 from ckptstore.objectstore.s3_errors import translating
 from ckptstore.objectstore.s3_requests import S3Place, head_of, tried
 from ckptstore.options import MAX_PARTS, RetryOptions, TransferOptions
-from ckptstore.units import GIB
+from ckptstore.units import GIB, format_bytes
 
 Result = TypeVar("Result")
 
 MAX_PART_BYTES = 5 * GIB
+_NO_UPLOAD = "NoSuchUpload"
 _ABORT_SECONDS = 15.0
 _SECONDS_PER_PART = 0.05  # a server may take its time to put many parts together
 
@@ -63,7 +63,7 @@ class S3Upload:
         checksum_algorithm: str | None,
     ) -> None:
         self._part_bytes = part_bytes_for(size, transfer, request)
-        self._request, self._algorithm = request, checksum_algorithm
+        self._request, self._algorithm, self._retry = request, checksum_algorithm, transfer.retry
         self._parts = _Parts(place, request, transfer, checksum_algorithm)
         self._size, self._written = size, 0
         self._filling = bytearray()
@@ -139,7 +139,9 @@ class S3Upload:
         self._is_whole = True
 
     def _run(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        return self._parts.place.client.run(self._request, work)
+        # At most: the parts under way, the publication, and a look at it; each is tried until its deadline, and once.
+        pauses = 3 * self._retry.deadline_seconds + _SECONDS_PER_PART * -(-self._size // self._part_bytes)
+        return self._parts.place.run(self._request, work, requests=5, size=self._part_bytes, more_seconds=pauses)
 
     def _confirmed(self) -> ObjectInfo:
         # What is published is looked at once: nobody else ever writes this key (I6).
@@ -187,8 +189,8 @@ def part_bytes_for(size: int, transfer: TransferOptions, request: Request) -> in
     part_bytes = max(transfer.part_bytes, -(-size // MAX_PARTS))
     if part_bytes > MAX_PART_BYTES:
         raise InvalidInputError(
-            f"{request.url} would have {size} bytes, in parts of {part_bytes}; S3 takes {MAX_PARTS} parts of"
-            f" {MAX_PART_BYTES} bytes at most.",
+            f"{request.url} would have {format_bytes(size)} in parts of {format_bytes(part_bytes)}; "
+            f"S3 takes {MAX_PARTS} parts of at most {format_bytes(MAX_PART_BYTES)}.",
             hint="Write smaller shards: use more ranks, or split the largest tensors.",
             key=request.key,
         )
@@ -285,20 +287,19 @@ class _Parts:
 
     async def _published(self, act: Callable[[], Awaitable[Any]], size: int) -> None:
         """Do what makes the object visible, and where its answer is lost, look whether it has been done."""
-        patience, ambiguous = Patience(self._retry), False
-        while True:
+        in_doubt = False
+
+        async def act_or_look() -> None:
+            nonlocal in_doubt
             try:
-                with translating(self._request, ambiguous=ambiguous):
+                with translating(self._request):
                     await act()
-                    return
-            except (UnavailableError, OutcomeUnknownError) as error:
-                ambiguous = ambiguous or isinstance(error, OutcomeUnknownError)
-                if ambiguous and await self._is_there(size):
-                    return
-                pause = None if error.facts.get("server_code") == "NoSuchUpload" else patience.pause_after(error)
-                if pause is None:
+            except CkptStoreError as error:
+                in_doubt = in_doubt or isinstance(error, OutcomeUnknownError)
+                if not (in_doubt and await self._is_there(size)):
                     raise
-            await asyncio.sleep(pause)
+
+        await tried(act_or_look, self._request, self._retry, final_code=_NO_UPLOAD)
 
     async def _is_there(self, size: int) -> bool:
         """Return whether the object is there. Nobody else ever writes this key (I6)."""

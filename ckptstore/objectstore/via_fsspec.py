@@ -50,6 +50,7 @@ class FsspecStore(UploadsUntold):
 
     def __init__(self, protocol: str, root: str, *, options: Mapping[str, Any], transfer: TransferOptions) -> None:
         self.url = public_url(protocol, root)
+        self.endpoint = str(options.get("endpoint_url") or options.get("host") or "") or None
         self._protocol, self._root = protocol, root
         self._given, self._transfer = dict(options), transfer
         checked_kind(protocol, options)

@@ -10,13 +10,15 @@ from ckptstore.errors import (
     AccessDeniedError,
     CkptStoreError,
     IntegrityError,
+    InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
     UnavailableError,
     UnsupportedError,
 )
-from ckptstore.objectstore.answers import Answer, Request, error_for
+from ckptstore.objectstore.answers import Request, error_for
 from ckptstore.objectstore.gcs_client import Call, GcsClient, Pace, Reply
+from ckptstore.objectstore.gcs_errors import NONSENSE
 from ckptstore.objectstore.gcs_objects import FIELDS, NO_BUCKET, bucket_path, info_of, object_path, page_of, put_call
 from ckptstore.objectstore.gcs_options import fill_from_environment, read_options
 from ckptstore.objectstore.gcs_upload import CHUNK_UNIT, GcsUpload, Target
@@ -25,11 +27,12 @@ from ckptstore.objectstore.port import ObjectInfo, PutMode
 from ckptstore.objectstore.untold import UploadsUntold
 from ckptstore.objectstore.wrappers.retrying import RetryingStore
 from ckptstore.options import TransferOptions
-from ckptstore.units import MIB
+from ckptstore.units import MIB, TIB, format_bytes
 
 PAGE_KEYS = 1000
 SLOWEST_BYTES_PER_SECOND = MIB  # of all that is on its way at once
 MAX_PAGE_BYTES = 16 * MIB
+MAX_OBJECT_BYTES = 5 * TIB
 MAX_EMPTY_PAGES = 100  # in a row
 _PARTIAL, _NOT_FOUND = 206, 404
 
@@ -59,6 +62,7 @@ class GcsfsStore(UploadsUntold):
         self._bucket, self._root = bucket, f"{prefix}/" if prefix else ""
         self._given, self._transfer = dict(options), transfer
         access = fill_from_environment(read_options(options))
+        self.endpoint = access.endpoint_url
         together = max(transfer.parts_in_flight, transfer.fetches_in_flight)
         pace = Pace(transfer.retry.stall_timeout_seconds, SLOWEST_BYTES_PER_SECOND / together)
         self._client = GcsClient(access, pace=pace)
@@ -163,9 +167,18 @@ class GcsfsStore(UploadsUntold):
     def open_upload(self, key: str, *, size: int) -> GcsUpload:
         """Begin to stream an object. See `ObjectStore.open_upload`.
 
+        Raises:
+            InvalidInputError: It is larger than the service takes.
+
         If killed: an incomplete upload, invisible under its key, which the server forgets after a week.
         """
         name, request = self._root + checked_key(key), self._request("PUT", key, writes=True)
+        if size > MAX_OBJECT_BYTES:
+            raise InvalidInputError(
+                f"{request.url} would have {format_bytes(size)}; the service takes {format_bytes(MAX_OBJECT_BYTES)}.",
+                hint="Write smaller shards: use more ranks, or split the largest tensors.",
+                key=key,
+            )
         self._check_bucket(request)
         target = Target(
             self._bucket,
@@ -245,7 +258,7 @@ class GcsfsStore(UploadsUntold):
 
     @staticmethod
     def _nonsense(request: Request) -> CkptStoreError:
-        return error_for(Answer(reason="an answer that makes no sense"), request)
+        return error_for(NONSENSE, request)
 
 
 def _rebuilt(bucket: str, prefix: str, options: Mapping[str, Any], transfer: TransferOptions) -> GcsfsStore:

@@ -7,17 +7,29 @@ about another try.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import obstore
 
-from ckptstore.errors import AccessDeniedError, IntegrityError, InvalidInputError, NotFoundError, UnsupportedError
+from ckptstore.errors import (
+    AccessDeniedError,
+    CkptStoreError,
+    IntegrityError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UnsupportedError,
+)
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
 from ckptstore.objectstore.obstore_azure import AzureContainer
 from ckptstore.objectstore.obstore_errors import translating
 from ckptstore.objectstore.obstore_gcs import GcsBucket
+from ckptstore.objectstore.obstore_listing import listed
 from ckptstore.objectstore.obstore_s3 import S3Bucket
 from ckptstore.objectstore.obstore_service import Clients, Service, Use
 from ckptstore.objectstore.obstore_upload import ObstoreUpload
@@ -42,6 +54,7 @@ class ObstoreStore:
 
     def __init__(self, service: Service, prefix: str, *, transfer: TransferOptions) -> None:
         self.url = f"{service.url}/{prefix}".rstrip("/")
+        self.endpoint = service.endpoint
         self._root = f"{prefix}/" if prefix else ""
         self._service, self._transfer = service, transfer
         self._clients = Clients(service, transfer)
@@ -55,6 +68,9 @@ class ObstoreStore:
     def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
         """Store a small object in one request. See `ObjectStore.put`.
 
+        It is believed if the answer names the body's MD5, as S3 does, and else looked at: obstore follows redirects,
+        and says of a proxy's page that it was stored.
+
         Raises:
             AlreadyExistsError: `mode` is CREATE and an object is there, perhaps ours.
             OutcomeUnknownError: It may or may not have been stored.
@@ -64,12 +80,19 @@ class ObstoreStore:
         how = "create" if mode is PutMode.CREATE else "overwrite"
         with self._asking("PUT", key, writes=True, size=len(body)) as (client, path):
             result = client.put(path, body, mode=how, use_multipart=False, attributes=self._service.attributes)
-        return ObjectInfo(key, len(body), _plain_etag(result["e_tag"]))
+        etag = _plain_etag(result["e_tag"])
+        # S3 names the MD5, unless it encrypts with a key of KMS. Azure and some others never do: there each put is two
+        # requests.
+        if etag is None or etag.lower() != hashlib.md5(body, usedforsecurity=False).hexdigest():
+            self._check_that_it_is_there(key, body)
+        return ObjectInfo(key, len(body), etag)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return the whole object. See `ObjectStore.get`."""
         with self._asking("GET", key, use=Use.READ) as (client, path):
             result = client.get(path)
+            if result.meta["e_tag"] is None and str(result.attributes.get("Content-Type")).startswith("text/html"):
+                raise _not_a_store(f"GET {self.url}/{key}")
             if result.meta["size"] > max_bytes:
                 raise IntegrityError(
                     f"{key} has {result.meta['size']} bytes, at most {max_bytes} are allowed.", key=key
@@ -100,27 +123,52 @@ class ObstoreStore:
             # Its answer has no body: only a GET's names what is missing, the object or the bucket.
             with contextlib.suppress(IntegrityError):
                 self.get(key, max_bytes=0)
-            raise
+        try:  # it is there after all: it came in between, or one of the two answers is none of the store's
+            with self._asking("HEAD", key) as (client, path):
+                return self._info(client.head(path), key)
+        except NotFoundError as error:
+            raise UnavailableError(
+                f"HEAD {self.url}/{key}: absent for a HEAD, and there for a GET.",
+                hint="Something else answers some of the requests: check the endpoint, HTTPS_PROXY and NO_PROXY.",
+                **error.facts,
+            ) from error
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`. See `ObjectStore.list`.
 
         All pages are fetched before the first object is yielded: S3-compatible servers differ in how they sort `a-b`
         and `a/b`, and so in what a page that starts after a key holds.
+
+        Raises:
+            UnavailableError: What was listed is not whole.
+            StalledError: It does not end.
+            InvalidInputError: Something else than an object store answers.
         """
         checked_prefix(prefix)
-        with self._translating(Request("LIST", f"{self.url}/{prefix}", prefix), self._clients.limit(Use.ONCE, 0)):
-            found = self._clients.of(Use.ONCE).list(self._root + prefix or None, chunk_size=1000).collect()
-        if not found:
+        request, limit = Request("LIST", f"{self.url}/{prefix}", prefix), self._clients.limit(Use.ONCE, 0)
+        seconds, told = max(self._transfer.retry.deadline_seconds, limit), self._service.ends_are_told
+        with self._translating(request, limit):
+            begin = partial(self._clients.of(Use.ONCE).list, self._root + prefix or None)
+            found = listed(begin, request, seconds=seconds, ends_are_told=told)
+        if not (found and told):  # a page looks like an empty listing, and so like the end of any
             self._check_that_nothing_is_meant(prefix)
-        infos = [self._info(meta, meta["path"][len(self._root) :]) for meta in found]
+        infos = [self._info(meta, path[len(self._root) :]) for path, meta in found.items()]
         # A folder's marker (`log/`, empty) comes without its slash: it is not under its own prefix.
         under = [info for info in infos if info.key.startswith(prefix) and (after is None or info.key > after)]
         return iter(sorted(under, key=lambda info: info.key))
 
     def delete(self, key: str) -> None:
-        """Delete exactly this key. See `ObjectStore.delete`."""
-        with contextlib.suppress(NotFoundError), self._asking("DELETE", key) as (client, path):
+        """Delete exactly this key. See `ObjectStore.delete`.
+
+        A page that a proxy shows instead, with a status of success, is not told from an answer: nothing stands on it.
+        What is still there is listed the next time something collects, and deleted then.
+
+        Raises:
+            OutcomeUnknownError: It may or may not be there.
+
+        If killed: it is there, or not.
+        """
+        with contextlib.suppress(NotFoundError), self._asking("DELETE", key, writes=True) as (client, path):
             client.delete(path)
 
     def open_upload(self, key: str, *, size: int) -> ObstoreUpload:
@@ -155,7 +203,7 @@ class ObstoreStore:
             key=key,
             size=size,
             part_bytes=part_bytes,
-            head=lambda: RetryingStore(self, options=self._transfer.retry).head(key),
+            store=RetryingStore(self, options=self._transfer.retry),
         )
 
     def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
@@ -173,6 +221,17 @@ class ObstoreStore:
         request = Request("DELETE", f"{self.url}/{upload.key}", upload.key, writes=True)
         self._service.abort_upload(path, upload.upload_id, request, seconds=self._clients.limit(Use.ONCE, 0))
 
+    def _check_that_it_is_there(self, key: str, body: bytes) -> None:
+        doubt = f"PUT {self.url}/{key}: it was called stored, and may or may not be there."
+        try:
+            there = self.get(key, max_bytes=len(body))
+            if not body:  # so is an empty page
+                self._check_that_nothing_is_meant("")
+        except CkptStoreError as error:
+            raise OutcomeUnknownError(doubt, key=key) from error
+        if there != body:
+            raise OutcomeUnknownError(doubt, key=key)
+
     def _check_that_nothing_is_meant(self, prefix: str) -> None:
         """Check that it was an object store that listed nothing: obstore reads a web page as an empty listing, too.
 
@@ -188,10 +247,7 @@ class ObstoreStore:
             raise
         except IntegrityError:
             pass
-        raise InvalidInputError(
-            f"LIST {self.url}/{prefix}: an answer that is none of an object store.",
-            hint="Check the endpoint, HTTPS_PROXY and NO_PROXY.",
-        )
+        raise _not_a_store(f"LIST {self.url}/{prefix}")
 
     def _info(self, meta: Mapping[str, Any], key: str) -> ObjectInfo:
         return ObjectInfo(key, meta["size"], _plain_etag(meta["e_tag"]), meta["last_modified"].timestamp())
@@ -235,6 +291,13 @@ def open_gcs(bucket: str, prefix: str, *, options: Mapping[str, Any], transfer: 
         UnsupportedError: An option is for another engine.
     """
     return ObstoreStore(GcsBucket(bucket, options), prefix, transfer=transfer)
+
+
+def _not_a_store(asked: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{asked}: an answer that is none of an object store.",
+        hint="Something else answers there: check the endpoint, HTTPS_PROXY and NO_PROXY.",
+    )
 
 
 def _rebuilt(service: Service, prefix: str, transfer: TransferOptions) -> ObstoreStore:

@@ -12,20 +12,19 @@ from functools import partial
 from typing import Any
 
 import s3fs
-from botocore.exceptions import ClientError
 
 from ckptstore.errors import IntegrityError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.credentials import fill_from_environment
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
-from ckptstore.objectstore.obstore_s3 import check_private_key
 from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
 from ckptstore.objectstore.s3_checksum import check_checksum, checksum, usual_checksum
 from ckptstore.objectstore.s3_client import Opened, S3Client, client_arguments, config_arguments, new_session
-from ckptstore.objectstore.s3_errors import NotS3Error
+from ckptstore.objectstore.s3_endpoint import check_private_key
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options
+from ckptstore.objectstore.s3_pages import all_pages
 from ckptstore.objectstore.s3_pending import abort_upload, list_uploads
-from ckptstore.objectstore.s3_requests import S3Place, head_of, info_of, plain_etag, range_of, read_body
+from ckptstore.objectstore.s3_requests import S3Place, head_of, info_of, plain_etag, range_of, read_body, remove
 from ckptstore.objectstore.s3_upload import S3Upload
 from ckptstore.options import TransferOptions
 
@@ -51,6 +50,7 @@ class S3fsStore:
         self._bucket, self._root = bucket, f"{prefix}/" if prefix else ""
         self._given, self._transfer = dict(options), transfer
         access = fill_from_environment(read_s3_options(options))
+        self.endpoint = access.endpoint_url or access.profile
         check_private_key(access, access.endpoint_url)
         self._checksum = access.checksum(usual_checksum())
         check_checksum(self._checksum)
@@ -81,7 +81,7 @@ class S3fsStore:
             answer = await place.send("put_object", size=len(body), Body=body, **said)
             return ObjectInfo(key, len(body), plain_etag(answer.get("ETag")))
 
-        return self._client.run(request, put)
+        return place.run(request, put, requests=1, size=len(body))
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return the whole object. See `ObjectStore.get`."""
@@ -98,13 +98,13 @@ class S3fsStore:
                 raise IntegrityError(f"{key} has more than the {max_bytes} bytes that are allowed.", key=key)
             return whole
 
-        return self._client.run(self._request("GET", key), get)
+        return place.run(self._request("GET", key), get, requests=2, size=max_bytes)
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
         place, end = self._place(key), checked_range(key, start, length)
         request = self._request("GET", key)
-        piece = self._client.run(request, lambda: range_of(place, request, start, end))
+        piece = place.run(request, lambda: range_of(place, request, start, end), requests=2, size=length)
         if len(piece) != length:
             raise IntegrityError(f"{key} ends before {start + length}.", key=key)
         return piece
@@ -112,7 +112,7 @@ class S3fsStore:
     def head(self, key: str) -> ObjectInfo:
         """Return what is known of `key`. See `ObjectStore.head`."""
         place = self._place(key)
-        return self._client.run(self._request("HEAD", key), lambda: head_of(place, key))
+        return place.run(self._request("HEAD", key), lambda: head_of(place, key), requests=3)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`. See `ObjectStore.list`.
@@ -123,39 +123,26 @@ class S3fsStore:
         checked_prefix(prefix)
         request = Request("LIST", f"{self.url}/{prefix}", prefix)
         place = S3Place(self._client, self._bucket, None, self._stall_seconds)
-        infos: list[ObjectInfo] = []
 
-        async def page(after_page: dict[str, Any]) -> dict[str, Any]:
+        async def page(after_page: Mapping[str, Any]) -> tuple[dict[str, ObjectInfo], dict[str, Any]]:
             answer = await place.send("list_objects_v2", Prefix=self._root + prefix, **after_page)
-            for found in answer.get("Contents", ()):
-                key = found["Key"][len(self._root) :]
-                # A folder's marker (`log/`, empty) is no object of ours.
-                if found["Key"].startswith(self._root + prefix) and not key.endswith("/"):
-                    infos.append(info_of(found, key))
-            if not answer["IsTruncated"]:
-                return {}
-            following = {"ContinuationToken": answer.get("NextContinuationToken", "")}
-            if following in ({"ContinuationToken": ""}, after_page):  # it would never end
-                raise NotS3Error
-            return following
+            found = {said["Key"]: info_of(said, said["Key"][len(self._root) :]) for said in answer.get("Contents", ())}
+            following = {"ContinuationToken": answer.get("NextContinuationToken")}
+            return found, following if answer["IsTruncated"] else {}
 
-        following: dict[str, Any] = self._client.run(request, partial(page, {}))
-        while following:
-            following = self._client.run(request, partial(page, following))
-        return iter(sorted((info for info in infos if after is None or info.key > after), key=lambda info: info.key))
+        found = all_pages(place, request, page)
+        # A folder's marker (`log/`, empty) is no object of ours.
+        own = [found[key] for key in found if key.startswith(self._root + prefix) and not key.endswith("/")]
+        return iter(sorted((info for info in own if after is None or info.key > after), key=lambda info: info.key))
 
     def delete(self, key: str) -> None:
         """Delete exactly this key. See `ObjectStore.delete`."""
         place = self._place(key)
 
         async def delete() -> None:
-            try:
-                await place.send("delete_object")
-            except ClientError as error:
-                if error.response["Error"].get("Code") != "NoSuchKey":
-                    raise
+            await remove(lambda: place.send("delete_object"), lambda: head_of(place, key), "NoSuchKey")
 
-        self._client.run(self._request("DELETE", key, writes=True), delete)
+        place.run(self._request("DELETE", key, writes=True), delete, requests=4)
 
     def open_upload(self, key: str, *, size: int) -> S3Upload:
         """Begin to stream an object. See `ObjectStore.open_upload`.

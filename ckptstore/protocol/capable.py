@@ -8,7 +8,12 @@ from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.probe import probe_absence, probe_creation
 
 PROBED: set[tuple[str, ...]] = set()
-"""Engine and URL of the stores that this process has found capable; with `absence`, of that at least."""
+"""The places that this process has found capable, see `place_of`; with `absence`, of that at least."""
+
+
+def place_of(store: ObjectStore) -> tuple[str, ...]:
+    """Return what tells this place from every other: who moves the bytes, where the service is, the URL."""
+    return store.engine, store.endpoint or "", store.url
 
 
 def require_capable(store: ObjectStore, ids: IdSource, *, single_writer: bool = False) -> None:
@@ -26,7 +31,7 @@ def require_capable(store: ObjectStore, ids: IdSource, *, single_writer: bool = 
 
     If killed: small objects under `probe/`, which nobody reads.
     """
-    place = (store.engine, store.url)
+    place = place_of(store)
     if place in PROBED:
         return
     if (*place, "absence") not in PROBED:

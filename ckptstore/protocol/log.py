@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Self
+from typing import Any, Self
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds, timestamp
 from ckptstore.errors import (
@@ -153,7 +154,8 @@ class Entry:
 class RunLog:
     """One open log: the fold of what was read, and the way to append. Thread-safe.
 
-    Use `open` to read and `create` to write; opening creates nothing.
+    Use `open` to read and `create` to write; opening creates nothing. May be pickled if its store may: the copy goes on
+    from what was read. A forked child may go on using it, if its store can be used there.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class RunLog:
         self.lost_from: int | None = None
         """A slot that a hint named although the log ended before it: the tail of the log was lost."""
         self._fold = no_run()
-        self._lock = threading.RLock()
+        self._locks: dict[int, threading.RLock] = {}  # by process: a fork may copy one while it is held
 
     @classmethod
     def open(
@@ -217,6 +219,13 @@ class RunLog:
         if log.run is None:
             log.begin_run()
         return log
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_locks": {}}
+
+    @property
+    def _lock(self) -> threading.RLock:
+        return self._locks.setdefault(os.getpid(), threading.RLock())
 
     @property
     def run(self) -> str | None:

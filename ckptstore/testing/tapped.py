@@ -65,6 +65,11 @@ class TappedStore:
         """The inner store's."""
         return self.inner.engine
 
+    @property
+    def endpoint(self) -> str | None:
+        """The inner store's."""
+        return self.inner.endpoint
+
     def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
         """See `ObjectStore.put`."""
         return self.pass_on("put", key, lambda: self.inner.put(key, body, mode=mode), creates=mode is PutMode.CREATE)

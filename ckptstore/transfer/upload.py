@@ -84,7 +84,7 @@ def _uncommitted(key: str) -> Iterator[None]:
         kind = StalledError if error.facts.get("stalled") else UnavailableError
         raise kind(
             f"Whether {key} was stored is not known. Nothing was committed: {error.message}",
-            hint="Save again.",
+            hint="Save again." if error.hint == error.usual_hint else error.hint,
             **{**error.facts, "key": key},
         ) from error
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import storage_writers as sw
 from ckptstore.cli.app import app
 from ckptstore.objectstore.urls import open_store
-from ckptstore.protocol.capable import PROBED
+from ckptstore.protocol.capable import PROBED, place_of
 from ckptstore.testing.tapped import TappedStore
 
 SHAPES = {"w": (9, 7000), "uneven": (7, 5), "few": (2, 3), "half": (6, 4)}
@@ -48,7 +48,7 @@ def writer(root, **options):
     The conformance suite asks this server, which takes seconds over eight creates that race.
     """
     made = sw.CkptStoreWriter(root, **options)
-    PROBED.add((made._store.engine, made._store.url))
+    PROBED.add(place_of(made._store))
     return made
 
 

@@ -34,12 +34,22 @@ def test_what_follows_two_dashes_is_no_option_of_the_store():
 
 
 def test_options_reach_inside_and_keep_their_text():
-    access.keep("s3fs", ["key=0123", "anon=true", "client_kwargs.verify=/ca.pem", "client_kwargs.region_name=x=y"])
+    access.keep(
+        "s3fs",
+        [
+            "key=0123",
+            "config_kwargs.read_timeout=5",
+            "anon=true",
+            "client_kwargs.verify=/ca.pem",
+            "client_kwargs.region_name=x=y",
+        ],
+    )
     said = access.said()
     access.keep(None, [])
     assert said.engine == "s3fs"
     assert said.storage_options == {
         "key": "0123",
+        "config_kwargs": {"read_timeout": 5.0},
         "anon": True,
         "client_kwargs": {"verify": "/ca.pem", "region_name": "x=y"},
     }

@@ -1,6 +1,7 @@
 """An S3 server that answers as it is told, and what is asked of it."""
 
 import contextlib
+import hashlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -23,6 +24,7 @@ THERE = (
     ("ETag", '"e-2"'),
     ("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT"),
 )
+COMPLETED = (200, "<CompleteMultipartUploadResult><ETag>e-2</ETag></CompleteMultipartUploadResult>")
 CALLS = {
     "get": lambda store: store.get("a", max_bytes=10),
     "get_range": lambda store: store.get_range("a", start=0, length=5),
@@ -107,6 +109,11 @@ def answers(*said):
     return lambda _method, _path, _turn: said
 
 
+def md5(body):
+    """Return what S3 calls a body that was put in one request."""
+    return hashlib.md5(body, usedforsecurity=False).hexdigest()
+
+
 def multipart(method, path, completes):
     """Answer like a server that takes parts; `completes` says what a completion is told."""
     if method == "POST" and "uploads" in path:
@@ -116,6 +123,11 @@ def multipart(method, path, completes):
     if method == "DELETE":
         return 204, ""
     return completes(method)
+
+
+def sized(size):
+    """Answer like a server that holds an object of so many bytes."""
+    return (*THERE[:2], ("Content-Length", str(size)), *THERE[3:])
 
 
 def upload(store, size):

@@ -11,7 +11,7 @@ from ckptstore.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ckptstore.objectstore.answers import Answer, Request, error_for
+from ckptstore.objectstore.answers import Answer, Request, error_for, seconds_of
 
 READ = Request("GET", "s3://bucket/run/a", "a")
 WRITE = Request("PUT", "s3://bucket/run/a", "a", writes=True)
@@ -65,3 +65,18 @@ def test_the_message_names_the_request_the_status_and_the_code():
     error = error_for(Answer(503, "SlowDown", retry_after_seconds=2.0), READ)
     assert error.message == "GET s3://bucket/run/a: 503 SlowDown."
     assert error.facts["retry_after_seconds"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("0", 0.0),
+        ("7", 7.0),
+        *(
+            (said, None)
+            for said in (None, "", "-1", "1.5", "1e9", "\u0663", "9" * 400, "Wed, 21 Oct 2026 07:28:00 GMT")
+        ),
+    ],
+)
+def test_how_long_a_server_asks_to_be_left_alone_is_a_plain_number_of_seconds(said, seconds):
+    assert seconds_of(said) == seconds

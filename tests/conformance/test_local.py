@@ -111,6 +111,8 @@ def test_a_second_process_syncs_what_the_first_one_made(store, tmp_path, monkeyp
     ("call", "number", "expected"),
     [
         ("write", errno.ENOSPC, UnavailableError),
+        ("write", errno.EDQUOT, UnavailableError),
+        ("write", errno.EFBIG, UnavailableError),
         ("fsync", errno.EIO, UnavailableError),
         ("open", errno.EROFS, AccessDeniedError),
         ("open", errno.EACCES, AccessDeniedError),
@@ -180,6 +182,40 @@ def test_what_a_killed_process_left_harms_nothing(store, tmp_path):
         store.get(f"data/0/{left.name}", max_bytes=10)
     store.put("data/0/shard", b"whole")
     assert [info.key for info in store.list("")] == ["data/0/shard"]
+
+
+def test_a_forked_child_writes_while_its_parents_threads_do(store, tmp_path):
+    code = """
+        import itertools, os, sys, threading, time
+        from ckptstore.objectstore.local import LocalStore
+        store, over = LocalStore(sys.argv[1]), threading.Event()
+        def write():
+            for number in itertools.count():
+                store.put(f"data/{number}/a", b"x")  # each makes a directory, and syncs it
+                if over.is_set():
+                    return
+        threads = [threading.Thread(target=write) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for turn in range(10):
+            child = os.fork()
+            if not child:
+                store.put(f"child/{turn}/a", b"x")
+                os._exit(0)
+            deadline = time.monotonic() + 20
+            while os.waitpid(child, os.WNOHANG) == (0, 0):
+                if time.monotonic() > deadline:
+                    os.kill(child, 9)
+                    print("the child hangs")
+                time.sleep(0.01)
+        over.set()
+    """
+    root = str(tmp_path / "above" / "run")
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), root], timeout=240, check=False, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert len(list(store.list("child/"))) == 10
 
 
 def test_links_and_pipes_are_neither_listed_nor_followed(store, tmp_path):

@@ -1,6 +1,7 @@
 """A store that would lose checkpoints is found out before anything is written to it (I1, I15)."""
 
 import threading
+import time
 
 import pytest
 
@@ -8,10 +9,11 @@ from ckptstore.clock import SystemIds
 from ckptstore.errors import AccessDeniedError, NotFoundError, OutcomeUnknownError, UnavailableError, UnsupportedError
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.port import PutMode
-from ckptstore.objectstore.probe import probe
+from ckptstore.objectstore.probe import check_race, check_second_create, probe
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.objectstore.wrappers.observed import ObservedStore
+from ckptstore.protocol.capable import require_capable
 from ckptstore.testing.faults import Fault, FaultyStore
 
 
@@ -122,6 +124,45 @@ def test_a_create_that_never_arrived_does_not_make_a_store_unfit(fault, which):
         probe(FaultyStore(MemoryStore(), plan), ids=SystemIds(), prefix="probe/")
     except UnavailableError:
         assert which == 0  # it may be asked again
+
+
+class TakesOneWritePerObject(ForwardingStore):
+    """Google's storage: the writes of one object must lie `seconds` apart."""
+
+    def __init__(self, inner, *, seconds=0.2, keeps=True):
+        super().__init__(inner)
+        self.seconds, self.keeps, self.at, self.lock = seconds, keeps, {}, threading.Lock()
+
+    def put(self, key, body, *, mode=PutMode.OVERWRITE):
+        with self.lock:
+            now = time.monotonic()
+            if now - self.at.get(key, -1e9) < self.seconds:
+                raise UnavailableError("429", retry_after_seconds=self.seconds)
+            self.at[key] = now
+        return super().put(key, body, mode=mode if self.keeps else PutMode.OVERWRITE)
+
+
+def test_a_store_that_takes_one_write_of_an_object_in_a_while_is_asked_until_it_answers():
+    store = MemoryStore()
+    probe(TakesOneWritePerObject(store), ids=SystemIds(), prefix="probe/")
+    assert list(store.list("")) == []
+
+
+def test_such_a_store_that_ignores_the_condition_is_refused_all_the_same():
+    for check in (check_second_create, check_race):
+        with pytest.raises(UnsupportedError):
+            check(TakesOneWritePerObject(MemoryStore(), keeps=False), "probe/key")
+
+
+def test_what_one_server_is_capable_of_says_nothing_of_another_at_the_same_url():
+    class Elsewhere(IgnoresTheCondition):
+        endpoint = "http://elsewhere"
+
+    store, ids = MemoryStore("memory://same"), SystemIds()
+    require_capable(store, ids)
+    require_capable(store, ids)
+    with pytest.raises(UnsupportedError):
+        require_capable(Elsewhere(store), ids)
 
 
 def test_an_unreachable_store_is_not_called_unfit():

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from scripted import BUCKET, CALLS, HUSH, upload
+from scripted import BUCKET, CALLS, HUSH, answers, upload
 
 from ckptstore.errors import AccessDeniedError, InvalidInputError
 from ckptstore.objectstore import s3_upload
@@ -282,3 +282,21 @@ def test_what_fsspec_is_configured_with_adds_nothing(scripted, no_aws, monkeypat
         CALLS["get"](open_store(BUCKET, engine="s3fs", storage_options=options))
     ((_, _, headers),) = scripted.seen
     assert "Credential=known/" in headers["Authorization"]
+
+
+def test_a_process_whose_credentials_were_renewed_ends_silently(scripted, no_aws):
+    code = """
+        import sys
+        from ckptstore.errors import AccessDeniedError
+        from ckptstore.objectstore.urls import open_store
+        store = open_store(sys.argv[1], engine="s3fs", storage_options={"endpoint_url": sys.argv[2]})
+        for _ in range(2):
+            try:
+                store.get("a", max_bytes=1)
+            except AccessDeniedError as error:
+                print(error.facts["server_code"])
+    """
+    (no_aws / "credentials").write_text(f"[default]\naws_access_key_id = old\naws_secret_access_key = {HUSH}\n")
+    scripted.script = answers(403, "ExpiredToken")
+    ended, said = run(code, BUCKET, scripted.endpoint)
+    assert (ended, said.split()) == (0, ["ExpiredToken"] * 2)

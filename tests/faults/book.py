@@ -10,7 +10,7 @@ from gcs_by_the_book import Gcs
 class BookServer:
     """What `places` and `scenes` ask of a server."""
 
-    scheme, bucket = "gs", "bucket"
+    name, scheme, bucket = "by the book", "gs", "bucket"
 
     def __init__(self, gcs: Gcs):
         self.gcs, self.endpoint = gcs, gcs.endpoint

@@ -16,7 +16,7 @@ from ckptstore.events import Committed
 from ckptstore.format.layout import parse_data_key
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import LogOptions, RetryOptions, TransferOptions
-from ckptstore.protocol.capable import PROBED
+from ckptstore.protocol.capable import PROBED, place_of
 from ckptstore.testing.tapped import TappedStore
 from ckptstore.units import MIB
 from localstack.faults import Answer, s3_error
@@ -46,7 +46,7 @@ class Scene:
         self.place, self.proxy, self.client = place, proxy, client
         self.through = place.through(proxy.endpoint)
         self.told, self.states, self.rules = [], {}, contextlib.ExitStack()
-        PROBED.add((place.engine, place.url))  # has its own tests; racing creates take a server seconds
+        PROBED.add(place_of(self.through.store()))  # has its own tests; racing creates take a server seconds
 
     @property
     def prefix(self):

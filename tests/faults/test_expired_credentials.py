@@ -88,7 +88,7 @@ def log_in(home, monkeypatch, way, key):
 @on("obstore-moto", "s3fs-moto")
 @pytest.mark.parametrize("way", ["exported", "in a file"])
 def test_the_writer_whose_token_ended_saves_on_after_a_new_login(scene, home, monkeypatch, way):
-    monkeypatch.setattr(credentials, "_LOOK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(credentials, "LOOK_AGAIN_SECONDS", 0.1)
     without_keys(scene)
     log_in(home, monkeypatch, way, "old")
     writer = scene.writer(moves=MOVES)

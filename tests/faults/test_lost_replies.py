@@ -62,6 +62,17 @@ def test_an_upload_in_parts_of_which_a_request_loses_its_reply_is_committed(scen
         assert scene.uploads() == []
 
 
+@on("obstore-seaweedfs", "s3fs-seaweedfs")
+@pytest.mark.parametrize("megabytes", [0, 6], ids=["in one request", "in parts"])
+def test_an_upload_whose_object_cannot_be_looked_at_for_a_while_is_committed(scene, megabytes):
+    """Each engine looks at what it has published: for the ETag, and because the answer may be that of a second try."""
+    with scene.proxy.rule(DropReply(), method="HEAD", times=4) as rule:
+        scene.save(1, megabytes=megabytes)
+    assert rule.hits == 4
+    assert told_once(scene)
+    scene.check("step-1")
+
+
 CHUNKS = {
     "the beginning": {"method": "POST", "query": "uploadType=resumable", "times": 2},
     "the second chunk": {"query": "upload_id=", "after": 1, "times": 1},

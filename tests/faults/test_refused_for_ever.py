@@ -11,10 +11,10 @@ from scenes import transfer
 import storage_writers as sw
 from ckptstore.errors import CkptStoreError, CommitUnknownError, UnavailableError
 from ckptstore.options import LogOptions, RetryOptions
-from ckptstore.protocol.capable import PROBED
+from ckptstore.protocol.capable import PROBED, place_of
 
 RANKS = 4
-DEADLINE_SECONDS = 1.5
+DEADLINE_SECONDS = 0.8
 SLACK_SECONDS = 10  # others use this machine, too
 IMPATIENT = RetryOptions(
     attempts=1000,
@@ -35,7 +35,7 @@ NEVER = {
 
 def how_it_ends(place):
     """Save as one of several ranks; return what was raised, of what, by whom, and after how long."""
-    PROBED.add((place.engine, place.url))
+    PROBED.add(place_of(place.store()))
     writer = sw.CkptStoreWriter(place.url, **place.access, transfer=transfer(IMPATIENT), log=LOG)
     state = {f"w{dist.get_rank()}": torch.full((1_500_000,), float(dist.get_rank()))}
     began = time.monotonic()
@@ -59,6 +59,6 @@ def test_all_ranks_hear_in_time_what_was_refused_for_ever(gang, scene, what):
         assert seconds < DEADLINE_SECONDS + SLACK_SECONDS
     scene.check()
     assert gang.values(RANKS, how_it_ends, scene.through) == [None] * RANKS
-    assert scene.log() == ["CLAIM 1", "COMMIT 1"] if what == "everything" else True
+    assert scene.log() == ["CLAIM 1", "COMMIT 1"]
     assert [each.checkpoint_id for each in scene.open().checkpoints()] == ["step-1"]
     scene.check_owners()

@@ -15,11 +15,11 @@ ENGINES = ["obstore-seaweedfs", "s3fs-seaweedfs", "gcsfs-book"]
 SLACK_SECONDS = 8  # others use this machine, too
 PATIENT = RetryOptions(first_pause_seconds=0.1, deadline_seconds=60)
 IMPATIENT = RetryOptions(
-    attempts=2, first_pause_seconds=0.1, longest_pause_seconds=0.2, deadline_seconds=20, stall_timeout_seconds=1
+    attempts=1, first_pause_seconds=0.1, longest_pause_seconds=0.2, deadline_seconds=20, stall_timeout_seconds=1
 )
 ONE_BY_ONE = transfer(IMPATIENT, parts_in_flight=1, fetches_in_flight=1)
-LONGEST_SECONDS = 2 * (1 + 8) + SLACK_SECONDS
-"""Two tries of a part of 5 MiB: a second for an answer, and 5 for its bytes, which obstore rounds up to 8."""
+LONGEST_SECONDS = 1 + 8 + SLACK_SECONDS
+"""Of one try of a part of 5 MiB: a second for an answer, and 5 for its bytes, which obstore rounds up to 8."""
 
 
 @pytest.fixture

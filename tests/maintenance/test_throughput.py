@@ -98,7 +98,7 @@ def test_so_many_connections_are_really_used():
     check_throughput(visit)
     assert store.most_under_way == 16
     rates = {check.name: check.facts["small_requests_per_second"] for check in visit.checks}
-    assert rates["up, 1 connection"] < 100 < rates["up, 4 connections"] < rates["up, 16 connections"]
+    assert rates["up, 1 connection"] < 100 < rates["up, 16 connections"]
 
 
 def test_a_slow_network_is_measured_in_time_and_about_right():

@@ -32,6 +32,11 @@ class ForwardingStore:
         """What moves the bytes."""
         return self._inner.engine
 
+    @property
+    def endpoint(self) -> str | None:
+        """Where the service is."""
+        return self._inner.endpoint
+
     def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
         """See `ObjectStore.put`."""
         return self._inner.put(key, body, mode=mode)

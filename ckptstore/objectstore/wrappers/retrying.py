@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
 from ckptstore.objectstore.patience import Patience, tried
-from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode
+from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode, Upload
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.options import RetryOptions
 
@@ -73,6 +73,10 @@ class RetryingStore(ForwardingStore):
         """See `ObjectStore.delete`."""
         self._tried(lambda: self._inner.delete(key), writes=True)
 
+    def open_upload(self, key: str, *, size: int) -> Upload:
+        """See `ObjectStore.open_upload`. Opening publishes nothing; an engine may ask for its bucket first."""
+        return self._tried(lambda: self._inner.open_upload(key, size=size))
+
     def list_uploads(self, prefix: str) -> Iterator[PendingUpload]:
         """See `ObjectStore.list_uploads`."""
         return iter(self._tried(lambda: list(self._inner.list_uploads(prefix))))
@@ -82,4 +86,4 @@ class RetryingStore(ForwardingStore):
         self._tried(lambda: self._inner.abort_upload(upload), writes=True)
 
     def _tried(self, act: Callable[[], Result], *, writes: bool = False) -> Result:
-        return tried(act, Patience(self._options, clock=self._clock, ids=self._ids), writes=writes)
+        return tried(act, Patience(self._options, writes=writes, clock=self._clock, ids=self._ids))

@@ -1,0 +1,145 @@
+"""s3:// through s3fs: what a server's answer must hold before it is believed."""
+
+import pytest
+from scripted import BUCKET, CALLS, THERE, answers, multipart, sized, upload
+
+from ckptstore.errors import NotFoundError, OutcomeUnknownError, UnavailableError
+from ckptstore.objectstore.port import PendingUpload
+from ckptstore.objectstore.urls import open_store
+from ckptstore.options import RetryOptions, TransferOptions
+from ckptstore.units import MIB
+
+ONCE = TransferOptions(part_bytes=5 * MIB, retry=RetryOptions(attempts=1, stall_timeout_seconds=5))
+TWICE = TransferOptions(part_bytes=5 * MIB, retry=RetryOptions(attempts=2, first_pause_seconds=0.01))
+
+
+def store_at(server, transfer=ONCE):
+    return open_store(BUCKET, engine="s3fs", storage_options=server.options, transfer=transfer)
+
+
+EMPTY = {
+    "200": answers(200, ""),
+    "204": answers(204, ""),
+    "200 of a page": answers(200, "", ("Content-Type", "text/html")),
+}
+
+
+@pytest.mark.parametrize("script", EMPTY.values(), ids=EMPTY)
+@pytest.mark.parametrize("call", [*CALLS, "head"])
+def test_a_success_without_a_word_of_s3_is_no_success(scripted, call, script):
+    """So answers a load balancer that was told to answer, and keeps nothing."""
+    scripted.script = script
+    expected = OutcomeUnknownError if call in ("create", "put", "delete") else UnavailableError
+    with pytest.raises(expected, match="not S3"):
+        store_at(scripted).head("a") if call == "head" else CALLS[call](store_at(scripted))
+
+
+@pytest.mark.parametrize("size", [1, 6 * MIB], ids=["one request", "parts"])
+def test_a_publication_answered_without_a_word_of_s3_is_looked_at(scripted, size):
+    def published(method, path):
+        return method == "PUT" if size == 1 else method == "POST" and "uploads" not in path
+
+    for head, expected in ((sized(size), None), ((404, "NoSuchKey"), OutcomeUnknownError)):
+        scripted.script = lambda method, path, _, head=head: (
+            (200, "") if published(method, path) else multipart(method, path, lambda _: head)
+        )
+        if expected is None:
+            assert upload(store_at(scripted, TWICE), size).size == size
+        else:
+            with pytest.raises(expected, match="not S3"):
+                upload(store_at(scripted, TWICE), size)
+
+
+@pytest.mark.parametrize("said", [{"ETag": '"e"'}, {"Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}], ids=str)
+def test_an_object_is_believed_by_its_etag_or_its_time(scripted, said):
+    """Some gateways give no ETag to what they hold."""
+    scripted.script = lambda *_: (200, "12345", ("Content-Length", "5"), *said.items())
+    store = store_at(scripted)
+    assert store.get("a", max_bytes=5) == b"12345"
+    assert store.head("a").size == 5
+
+
+def test_a_page_with_an_etag_is_no_object(scripted):
+    """A web server names and dates its files, too."""
+    headers = (("Content-Type", "text/html"), ("ETag", '"e"'), ("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT"))
+    scripted.script = answers(200, "<html>", *headers)
+    with pytest.raises(UnavailableError, match="not S3"):
+        store_at(scripted).get("a", max_bytes=10)
+    scripted.script = answers(200, "<html>", *headers, ("x-amz-request-id", "1"))
+    assert store_at(scripted).get("a", max_bytes=10) == b"<html>"
+
+
+@pytest.mark.parametrize("name", ["x-amz-request-id", "x-amzn-requestid"])
+def test_a_deletion_that_s3_confirms_is_one_request(scripted, name):
+    scripted.script = answers(204, "", (name, "1"))
+    store = store_at(scripted)
+    store.delete("a")
+    store.abort_upload(PendingUpload("a", "u1", None))
+    assert [method for method, _, _ in scripted.seen] == ["DELETE", "DELETE"]
+
+
+def test_a_deletion_that_nobody_signed_is_looked_at(scripted):
+    """S3-compatible servers need not number their answers."""
+    scripted.script = lambda method, *_: (204, "") if method == "DELETE" else (404, "NoSuchKey")
+    store_at(scripted).delete("a")
+    scripted.script = lambda method, *_: (204, "") if method == "DELETE" else THERE
+    with pytest.raises(OutcomeUnknownError, match="not S3"):
+        store_at(scripted).delete("a")
+
+
+def test_an_upload_that_nobody_signed_off_is_looked_at(scripted):
+    left = PendingUpload("a", "u1", None)
+    scripted.script = lambda method, *_: (204, "") if method == "DELETE" else (404, "NoSuchUpload")
+    store_at(scripted).abort_upload(left)
+    parts = "<ListPartsResult><Bucket>bucket</Bucket><UploadId>u1</UploadId></ListPartsResult>"
+    scripted.script = lambda method, *_: (204, "") if method == "DELETE" else (200, parts)
+    with pytest.raises(OutcomeUnknownError, match="not S3"):
+        store_at(scripted).abort_upload(left)
+
+
+def test_what_is_absent_for_a_head_and_there_for_a_get_is_not_absent(scripted):
+    scripted.script = lambda method, *_: (404, "") if method == "HEAD" else THERE
+    with pytest.raises(UnavailableError, match="contradicts itself"):
+        store_at(scripted).head("a")
+    assert [method for method, _, _ in scripted.seen] == ["HEAD", "GET", "HEAD"]
+    scripted.script = lambda method, *_: (404, "") if method == "HEAD" else (416, "InvalidRange")
+    with pytest.raises(UnavailableError, match="contradicts itself"):
+        store_at(scripted).head("a")
+
+
+def test_what_is_stored_between_a_head_and_a_get_is_there(scripted):
+    scripted.script = lambda _method, _path, turn: (404, "") if turn == 0 else THERE
+    assert store_at(scripted).head("a").size == 6 * MIB
+
+
+def test_what_is_deleted_while_it_is_looked_at_is_absent_the_next_time(scripted):
+    scripted.script = lambda _method, _path, turn: THERE if turn == 1 else (404, "NoSuchKey")
+    with pytest.raises(NotFoundError):
+        store_at(scripted, TWICE).head("a")
+
+
+@pytest.mark.parametrize("later", [(412, "PreconditionFailed"), (409, "OperationAborted"), (403, "AccessDenied")])
+@pytest.mark.parametrize("size", [1, 6 * MIB], ids=["one request", "parts"])
+def test_once_a_publication_is_in_doubt_no_later_answer_settles_it(scripted, size, later):
+    """By the same rule as what is overwritten: only the object itself can."""
+    said = []
+
+    def script(method, path, _turn):
+        if method == "PUT" if size == 1 else method == "POST" and "uploads" not in path:
+            said.append(later)
+            return later if len(said) > 1 else None
+        return multipart(method, path, lambda _: (404, "NoSuchKey"))
+
+    scripted.script = script
+    with pytest.raises(OutcomeUnknownError, match=later[1]):
+        upload(store_at(scripted, TWICE), size)
+
+
+def test_an_upload_that_the_server_forgot_is_not_completed_again_and_again(scripted):
+    said = []
+    scripted.script = lambda method, path, _: multipart(
+        method, path, lambda method: said.append(method) or (404, "NoSuchUpload" if method == "POST" else "NoSuchKey")
+    )
+    with pytest.raises(OutcomeUnknownError, match="NoSuchUpload"):
+        upload(store_at(scripted, TWICE), 6 * MIB)
+    assert said.count("POST") == 1
