@@ -22,7 +22,8 @@ from ckptstore.errors import InvalidInputError, UnsupportedError
 # Where a file needs a directory. Elsewhere making one could make a bucket.
 _WITH_DIRECTORIES = ("file", "local", "sftp", "ssh", "smb", "ftp", "hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "dbfs")
 _OURS = ("skip_instance_cache", "use_listings_cache", "asynchronous", "loop")
-_USER = re.compile(r"//[^/@]*@")
+_AUTHORITY = re.compile(r"(?P<name>[^/:@]*):(?P<secret>[^/]*)@(?P<place>[^/@]*)(?P<rest>/.*)?")
+_CUT_PASSWORD = re.compile(r"[^/:@]*:(?!\d*/)[^/@]*/.*@.*")
 
 # fsspec's `memory` looks and then writes, and stumbles when its dictionary changes while it walks. That dictionary is
 # this process's, and so one lock of this process makes each of its calls one step.
@@ -93,8 +94,22 @@ class FsspecPlace:
 
 
 def public_url(protocol: str, root: str) -> str:
-    """Return a URL without the user and the password that may stand in it."""
-    return _USER.sub("//", f"{protocol}://{root}", count=1).rstrip("/")
+    """Return a URL without the password that may stand in it: what follows the first colon, up to the last `@`.
+
+    What stands before an `@` without a colon is no secret: a container, or a user. It stays, as a user's name does:
+    another one may be another place, and one place must not have the URL of another.
+
+    Raises:
+        InvalidInputError: There may be a password that holds a slash. It is not shown.
+    """
+    if _CUT_PASSWORD.fullmatch(root):
+        raise InvalidInputError(
+            f"The user and the password of this {protocol}:// URL cannot be told from its path.",
+            hint="Give them in storage_options: {'username': …, 'password': …}.",
+        )
+    match = _AUTHORITY.fullmatch(root)
+    public = f"{match['name']}@{match['place']}{match['rest'] or ''}" if match else root
+    return f"{protocol}://{public}".rstrip("/")
 
 
 def checked_kind(protocol: str, options: Mapping[str, Any]) -> Any:

@@ -111,6 +111,27 @@ class FsspecUpload(Announced):
             self._delete()
 
 
+def drop(place: FsspecPlace, file: Any, path: str) -> None:
+    """Give up a file that is open for writing, so that nothing of it is there, now or once it is collected.
+
+    Most publish when they are closed, and are marked as closed. Others are there since they were opened, and removed.
+
+    Args:
+        place: The file system.
+        file: What its `open` returned.
+        path: Where it would stand. Nobody else writes there.
+    """
+    if hasattr(type(file), "_upload_chunk"):  # what closes it properly would send what it holds, and publish
+        with contextlib.suppress(Exception):  # parts that cannot be removed take their space
+            file.discard()
+        file.closed = True
+        return
+    with contextlib.suppress(Exception):
+        file.close()
+    with contextlib.suppress(Exception):  # mostly it made nothing
+        place.fs.rm_file(path)
+
+
 class Committed:
     """A file that the file system itself keeps under another name until it is committed.
 
@@ -170,9 +191,14 @@ class KeptBack:
             with self._place.turn():
                 self._place.fs.pipe_file(self._path, self._kept.read())
             return
-        with self._place.fs.open(self._path, "wb") as file:
+        file = self._place.fs.open(self._path, "wb")
+        try:
             while piece := self._kept.read(self._piece_bytes):
                 file.write(piece)
+            file.close()
+        except BaseException:
+            drop(self._place, file, self._path)  # leaving a `with` would publish what was written
+            raise
 
     def close(self) -> None:
         """See `Sink`."""

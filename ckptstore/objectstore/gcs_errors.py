@@ -21,7 +21,6 @@ from ckptstore.errors import (
 from ckptstore.objectstore.answers import Answer, seconds_of
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
-_NOT_GOOGLE = "A proxy or another server answers there: check the endpoint, HTTPS_PROXY and NO_PROXY."
 _LOG_IN = "Log in (`gcloud auth application-default login`), or pass storage_options={'token': …}."
 _WHAT_TOKENS_ARE = "Correct `token`: what it names is no key of a service account, and no credentials of a user."
 _TRUST = "If it is the right server, name its authority's certificates in SSL_CERT_FILE; else correct the endpoint."
@@ -67,7 +66,9 @@ _CREDENTIALS: _Table = (
 
 # Where 403 does not mean "denied" but "too much".
 _TOO_MUCH = ("rateLimitExceeded", "userRateLimitExceeded")
-_BAD_REQUEST, _UNAUTHORIZED = 400, 401
+# What is absent: so says Google, and so does fake-gcs-server.
+_ABSENT = ("notFound", "Not Found")
+_REDIRECT, _BAD_REQUEST, _UNAUTHORIZED, _NOT_FOUND = 300, 400, 401, 404
 _PAGE = re.compile(rb"\s*(<!doctype html|<html\b)", re.IGNORECASE)
 WEB_PAGE = Answer(reason="a web page", hint=_SOMETHING_ELSE)
 NONSENSE = Answer(reason="an answer that makes no sense", hint=_SOMETHING_ELSE)
@@ -76,11 +77,6 @@ NONSENSE = Answer(reason="an answer that makes no sense", hint=_SOMETHING_ELSE)
 def is_page(body: bytes) -> bool:
     """Return whether an answer's body is a page, for people. The service's own errors about objects are none."""
     return _PAGE.match(body) is not None
-
-
-# What is absent: so says Google, and so does fake-gcs-server.
-_ABSENT = ("notFound", "Not Found")
-_REDIRECT, _BAD_REQUEST, _UNAUTHORIZED, _NOT_FOUND = 300, 400, 401, 404
 
 
 def answer_of_reply(status: int, headers: Mapping[str, str], body: bytes) -> Answer:
@@ -117,7 +113,7 @@ def answer_of_foreign(status: int, *, writes: bool) -> Answer:
         status=status,
         kind=OutcomeUnknownError if writes else UnavailableError,
         reason="by something that is not Google's storage",
-        hint=_NOT_GOOGLE,
+        hint=_SOMETHING_ELSE,
     )
 
 

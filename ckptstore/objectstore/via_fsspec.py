@@ -17,7 +17,7 @@ from ckptstore.errors import IntegrityError, NotFoundError, UnsupportedError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.fsspec_errors import ABSENT, translating
 from ckptstore.objectstore.fsspec_place import FsspecPlace, checked_kind, public_url
-from ckptstore.objectstore.fsspec_upload import Committed, FsspecUpload, KeptBack, Sink
+from ckptstore.objectstore.fsspec_upload import Committed, FsspecUpload, KeptBack, Sink, drop
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range, fault_of_segments
 from ckptstore.objectstore.port import ObjectInfo, PutMode
 from ckptstore.objectstore.untold import UploadsUntold
@@ -40,7 +40,7 @@ class FsspecStore(UploadsUntold):
         transfer: How large objects are moved.
 
     Raises:
-        InvalidInputError: fsspec knows no such protocol, or an option is not the user's to set.
+        InvalidInputError: fsspec knows no such protocol, an option is not the user's to set, or the URL cannot be read.
         UnsupportedError: Its package is not installed; or it reads from a cache.
     """
 
@@ -193,7 +193,7 @@ class FsspecStore(UploadsUntold):
         if Committed.can(file):
             kept.close()
             return Committed(file)
-        _drop(place, file, path)
+        drop(place, file, path)
         return kept
 
     def _walk(self, place: FsspecPlace, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
@@ -217,17 +217,6 @@ class FsspecStore(UploadsUntold):
 def _same(name: str, path: str) -> bool:
     """Return whether both name one thing; some file systems leave the first slash out."""
     return name.strip("/") == path.strip("/")
-
-
-def _drop(place: FsspecPlace, file: Any, path: str) -> None:
-    """Forget a file that was opened only to see what it can do, and what opening it may have made."""
-    if hasattr(type(file), "_upload_chunk"):
-        file.closed = True  # nothing was sent; closing it properly would send it
-        return
-    with contextlib.suppress(Exception):
-        file.close()
-    with contextlib.suppress(Exception):  # it made nothing
-        place.fs.rm_file(path)
 
 
 def _info(said: Mapping[str, Any], key: str) -> ObjectInfo:

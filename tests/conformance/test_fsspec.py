@@ -10,16 +10,15 @@ import sys
 import textwrap
 import traceback
 
-import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec_cases import HUSH, opened, registered
 
 from ckptstore.clock import SystemIds
 from ckptstore.errors import (
     AccessDeniedError,
     CkptStoreError,
-    IntegrityError,
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
@@ -28,26 +27,8 @@ from ckptstore.errors import (
 )
 from ckptstore.objectstore.port import PutMode
 from ckptstore.objectstore.probe import probe
-from ckptstore.objectstore.via_fsspec import FsspecStore
-from ckptstore.options import TransferOptions
 from ckptstore.testing.conformance import RefusedConformance, StoreConformance
-from ckptstore.testing.conformance_uploads import UploadConformance
 from ckptstore.units import MIB
-
-PARTS = TransferOptions(part_bytes=5 * MIB, parts_in_flight=2)
-HUSH = "hush-hush"
-
-
-def opened(url, **options):
-    protocol, _, root = url.partition("://")
-    return FsspecStore(protocol, root, options=options, transfer=PARTS)
-
-
-def registered(kind):
-    """Return a protocol by which fsspec knows `kind` from now on."""
-    protocol = f"odd-{secrets.token_hex(4)}"
-    fsspec.register_implementation(protocol, type(kind.__name__, (kind,), {"protocol": protocol}))
-    return protocol
 
 
 class TestFsspecOnMemory(StoreConformance):
@@ -76,27 +57,6 @@ class TestFsspecOnDir(StoreConformance):
     def open_again(self):
         path = f"/{secrets.token_hex(8)}"
         return lambda: opened("dir://run", path=path, target_protocol="memory")
-
-
-class OpensAtOnce(LocalFileSystem):
-    """Knows no commit: what is opened for writing is there."""
-
-    def _open(self, path, mode="rb", **_):
-        if "w" in mode:
-            self.makedirs(self._parent(path), exist_ok=True)
-        return open(path, mode)  # noqa: PTH123  (as a file system does)
-
-
-Uploads = UploadConformance  # by this name it is no engine of the table
-
-
-class TestWithoutCommit(Uploads):
-    tells_uploads = False
-
-    @pytest.fixture
-    def open_again(self, tmp_path):
-        protocol = registered(OpensAtOnce)
-        return lambda: opened(f"{protocol}://{tmp_path}/run")
 
 
 # Whether it creates once.
@@ -173,10 +133,40 @@ def test_options_that_do_not_fit_are_refused_without_being_shown():
     assert HUSH not in "".join(traceback.format_exception(caught.value))
 
 
-def test_who_we_are_is_not_shown_with_the_url():
-    store = opened(f"ftp://me:{HUSH}@127.0.0.1:1/runs/a")
-    assert store.url == "ftp://127.0.0.1:1/runs/a"
+@pytest.mark.parametrize(
+    ("root", "public"),
+    [
+        (f"me:{HUSH}@127.0.0.1:1/runs/a", "me@127.0.0.1:1/runs/a"),
+        (f"me:p@{HUSH}@127.0.0.1/runs/a", "me@127.0.0.1/runs/a"),
+        (f"me:p@:{HUSH}:@@127.0.0.1/runs/a", "me@127.0.0.1/runs/a"),
+        (f":{HUSH}@127.0.0.1/runs/a", "@127.0.0.1/runs/a"),
+        (f"me:{HUSH}@127.0.0.1/runs/a:b@c", "me@127.0.0.1/runs/a:b@c"),
+        (f"me:{HUSH}@[::1]:21/a", "me@[::1]:21/a"),
+        (f"me:{HUSH}@127.0.0.1", "me@127.0.0.1"),
+        ("me@127.0.0.1:22/runs/a", "me@127.0.0.1:22/runs/a"),
+        ("127.0.0.1:22/runs/a@b", "127.0.0.1:22/runs/a@b"),
+        ("127.0.0.1:/runs/a@b", "127.0.0.1:/runs/a@b"),
+        ("c1@acct/run", "c1@acct/run"),
+        ("/path/with:colon@x", "/path/with:colon@x"),
+    ],
+)
+def test_of_who_we_are_only_the_name_is_shown_with_the_url(root, public):
+    store = opened(f"ftp://{root}")
+    assert store.url == f"ftp://{public}"
     assert HUSH not in repr(store)
+
+
+def test_two_places_never_have_one_url_and_one_place_never_two():
+    names = ("ftp://a:1@host/run", "ftp://b:1@host/run", "ftp://host/run", "ftp://c1@host/run", "ftp://c2@host/run")
+    assert len({opened(url).url for url in names}) == len(names)
+    assert opened("ftp://a:2@host/run").url == opened("ftp://a@host/run").url
+
+
+@pytest.mark.parametrize("root", [f"me:{HUSH}/x@127.0.0.1/runs", f"me:x/{HUSH}@127.0.0.1:21/runs", f"me:1x/{HUSH}@h"])
+def test_a_password_that_cannot_be_told_from_a_path_is_refused_and_not_shown(root):
+    with pytest.raises(InvalidInputError, match="storage_options") as caught:
+        opened(f"ftp://{root}")
+    assert HUSH not in str(caught.value)
 
 
 # How it goes wrong.
@@ -248,88 +238,6 @@ def test_a_key_that_is_also_a_directory_is_still_a_key():
         store.head("a")
     store.put("a", b"four")
     assert (store.head("a").size, store.get("a", max_bytes=4)) == (4, b"four")
-
-
-# Uploads.
-class Full(OpensAtOnce):
-    """There is room for a first piece only."""
-
-    def _open(self, path, mode="rb", **more):
-        file = super()._open(path, mode, **more)
-        if "w" not in mode:
-            return file
-        return _Short(file)
-
-
-class _Short:
-    def __init__(self, file):
-        self._file = file
-
-    def write(self, data):
-        if self._file.tell():
-            raise OSError(errno.ENOSPC, HUSH)
-        return self._file.write(data)
-
-    def close(self):
-        self._file.close()
-
-    __enter__ = lambda self: self  # noqa: E731  (short)
-    __exit__ = lambda self, *_: self.close()  # noqa: E731  (short)
-
-
-class Cuts(OpensAtOnce):
-    """Loses the end of what is written, and says nothing."""
-
-    def pipe_file(self, path, value, **_):
-        super().pipe_file(path, value[:-1])
-
-
-@pytest.mark.parametrize(
-    ("kind", "size", "expected"), [(Full, 11 * MIB, OutcomeUnknownError), (Cuts, 10, IntegrityError)]
-)
-def test_of_an_upload_that_fails_nothing_is_left(tmp_path, kind, size, expected):
-    store = opened(f"{registered(kind)}://{tmp_path}/run")
-    with pytest.raises(expected), store.open_upload("data/0/shard", size=size) as upload:  # noqa: PT012  (either)
-        upload.write(bytes(size))
-        upload.complete()
-    assert list(store.list("")) == []
-
-
-@pytest.mark.parametrize("protocol", ["file", "memory"])
-def test_an_upload_leaves_no_temporaries(tmp_path, monkeypatch, protocol):
-    temporaries = tmp_path / "temporaries"
-    temporaries.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(temporaries))
-    store = opened(f"{protocol}://{tmp_path}/run")
-    for completes in (True, False):
-        with store.open_upload(f"{completes}", size=11 * MIB) as upload:
-            upload.write(bytes(11 * MIB))
-            if completes:
-                upload.complete()
-    assert list(temporaries.iterdir()) == []
-    assert [info.key for info in store.list("")] == ["True"]
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("protocol", ["file", "memory"])
-def test_a_forked_child_leaves_its_parents_upload_alone(tmp_path, protocol):
-    store, body = opened(f"{protocol}://{tmp_path}/run"), os.urandom(11 * MIB)
-    with store.open_upload("a", size=len(body)) as upload:
-        upload.write(body[:MIB])
-        pid = os.fork()
-        if not pid:
-            signal.alarm(20)
-            try:
-                upload.abort()
-                upload.write(body[MIB:])
-            except UnsupportedError:
-                os._exit(1)
-            finally:
-                os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-        upload.write(body[MIB:])
-        upload.complete()
-    assert store.get("a", max_bytes=len(body)) == body
 
 
 def run(code, *arguments):
