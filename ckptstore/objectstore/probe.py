@@ -29,6 +29,8 @@ MAX_BYTES = 1024
 RACE_SECONDS = 120.0
 ENOUGH_ANSWERS = 2
 """Of racing creates: fewer prove nothing, and one more is sent until it is answered."""
+TOO_MUCH = (429, 503)
+"""What a store that is there, and takes no more at the moment, answers."""
 PATIENCE = RetryOptions(attempts=8, first_pause_seconds=1.0, longest_pause_seconds=5.0, deadline_seconds=60.0)
 ONE_STEP = ("local", "memory")
 """Engines whose create is one call of the system, or done under a lock: one race is enough for them."""
@@ -193,7 +195,7 @@ def _creates(store: ObjectStore, key: str, body: bytes, clock: Clock | None) -> 
         try:
             return _created(store, key, body)
         except UnavailableError as error:
-            pause = patience.pause_after(error)
+            pause = patience.pause_after(error) if error.facts.get("status") in TOO_MUCH else None
             if pause is None:
                 raise
         clock.sleep(pause)

@@ -137,7 +137,7 @@ class TakesOneWritePerObject(ForwardingStore):
         with self.lock:
             now = time.monotonic()
             if now - self.at.get(key, -1e9) < self.seconds:
-                raise UnavailableError("429", retry_after_seconds=self.seconds)
+                raise UnavailableError("429", status=429, retry_after_seconds=self.seconds)
             self.at[key] = now
         return super().put(key, body, mode=mode if self.keeps else PutMode.OVERWRITE)
 
