@@ -6,14 +6,12 @@ What is not said is read from the usual `AZURE_STORAGE_` variables: here where t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NoReturn
+from typing import Any
 
-from ckptstore.errors import InvalidInputError, UnsupportedError
-from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.obstore_service import tls_options
-from ckptstore.objectstore.port import PendingUpload
+from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.obstore_service import TellsLittle, tls_options
 from ckptstore.objectstore.s3_options import check_endpoint, check_verify
 from ckptstore.options import check_flags
 from ckptstore.units import MIB
@@ -126,7 +124,7 @@ def read_azure_options(given: Mapping[str, Any], environment: Mapping[str, str] 
     return options
 
 
-class AzureContainer:
+class AzureContainer(TellsLittle):
     """A container of a storage account. See `obstore_service.Service`.
 
     Args:
@@ -138,8 +136,9 @@ class AzureContainer:
     """
 
     longest_part_bytes = 4000 * MIB
-    attributes = None
-    silence_seconds = None
+    untold = "Azure does not tell which uploads are incomplete"
+    untold_hint = "Nothing is to be done: it removes their blocks after a week."
+    ends_are_told = True
 
     def __init__(self, container: str, given: Mapping[str, Any]) -> None:
         self.url = f"az://{container}"
@@ -154,23 +153,6 @@ class AzureContainer:
     def reach(self) -> AzureReached:
         """See `Service`. obstore itself finds and renews credentials."""
         return AzureReached(self._container, self._options)
-
-    def get_range(self, path: str, start: int, end: int, request: Request, *, seconds: float) -> NoReturn:
-        """See `Service`."""
-        del path, start, end, seconds
-        raise UnsupportedError(f"{request.url} is not served in parts.", key=request.key)
-
-    def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
-        """See `Service`. Azure does not tell of blocks that belong to no blob."""
-        del root, prefix, seconds
-        raise UnsupportedError(
-            f"{request.doing} {request.url}: Azure does not tell which uploads are incomplete.",
-            hint="Nothing is to be done: it removes their blocks after a week.",
-        )
-
-    def abort_upload(self, path: str, upload_id: str, request: Request, *, seconds: float) -> None:
-        """See `Service`. Azure removes blocks that belong to no blob by itself."""
-        self.list_uploads(path, upload_id, request, seconds=seconds)
 
 
 class AzureReached:

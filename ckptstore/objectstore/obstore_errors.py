@@ -41,6 +41,8 @@ _BY_CLASS: dict[type[Exception], type[CkptStoreError]] = {
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _REGION = re.compile(r"<Region>([a-z0-9-]{1,32})</Region>")
 _STATUS = re.compile(r"\bstatus(?: code)?: (\d{3})\b")
+# Azure is asked to delete in batches of one. Its answer to the batch holds another one, without a code.
+_IN_BATCH = re.compile(r'\bDeleteFailed \{[^{}]*?\bcode: "(\d{3})"')
 _RETRIES = re.compile(r"\bafter (\d+) retries\b")
 _KIND = re.compile(r"\bkind: (\w{1,32})\b")
 _ELAPSED = re.compile(r"\bin (\d+(?:\.\d+)?)(ns|µs|ms|s)\b")
@@ -71,6 +73,7 @@ _BY_KIND = {
 _UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _CLOSE_TO = 0.95
 _NOT_FOUND = 404
+_ABSENT = ("NoSuchKey", "BlobNotFound")
 
 
 class Provider(Protocol):
@@ -96,7 +99,8 @@ def translated(error: Exception, request: Request, *, limit: float) -> CkptStore
     # Only an object store can say that an object is absent, and it says so by name.
     if request.doing == "GET" and answer.status == _NOT_FOUND and answer.code is None:
         answer = replace(answer, kind=InvalidInputError, hint=_CHECK_ENDPOINT)
-    if request.doing == "DELETE" and answer.status == _NOT_FOUND and answer.code is not None:
+    named = answer.code in _ABSENT or _IN_BATCH.search(text) is not None
+    if request.doing == "DELETE" and answer.status == _NOT_FOUND and named:
         request = replace(request, writes=False)  # there was nothing to change
     if not _PIECE.search(text.partition("\n")[0]):
         return error_for(answer, request)
@@ -132,7 +136,7 @@ def translating(request: Request, *, limit: float, provider: Callable[[], Provid
 
 def _read(error: Exception, text: str, limit: float) -> Answer:
     """Return what is known of a request, as obstore tells it."""
-    code, said = _find(_CODE, text), _find(_STATUS, text)
+    code, said = _find(_CODE, text), _find(_STATUS, text) or _find(_IN_BATCH, text)
     status = int(said) if said else None
     ambiguous = int(_find(_RETRIES, text) or 0) > 0
     ours = next((ours for theirs, ours in _BY_CLASS.items() if isinstance(error, theirs)), None)

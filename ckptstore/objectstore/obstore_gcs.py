@@ -7,14 +7,12 @@ there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from ckptstore.errors import InvalidInputError, UnsupportedError
-from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.obstore_service import tls_options
-from ckptstore.objectstore.port import PendingUpload
+from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.obstore_service import TellsLittle, tls_options
 from ckptstore.objectstore.s3_options import check_endpoint, check_verify, refuse_for_engine
 from ckptstore.units import GIB
 
@@ -23,7 +21,7 @@ _FOR_GCSFS = ("access", "consistency", "project", "requester_pays", "session_kwa
 _WORDS_FOR_GCSFS = ("browser", "cache", "cloud")
 
 
-class GcsBucket:
+class GcsBucket(TellsLittle):
     """A bucket of Google Cloud Storage. See `obstore_service.Service`.
 
     Args:
@@ -38,8 +36,9 @@ class GcsBucket:
     """
 
     longest_part_bytes = 5 * GIB
-    attributes = None
-    silence_seconds = None
+    untold = "obstore cannot ask which uploads are incomplete"
+    untold_hint = "Give the bucket a lifecycle rule AbortIncompleteMultipartUpload of some days."
+    ends_are_told = False
 
     def __init__(self, bucket: str, given: Mapping[str, Any]) -> None:
         self.url = f"gs://{bucket}"
@@ -68,23 +67,6 @@ class GcsBucket:
     def reach(self) -> GcsReached:
         """See `Service`. obstore itself finds and renews credentials."""
         return GcsReached(self._bucket, self._said, self._access)
-
-    def get_range(self, path: str, start: int, end: int, request: Request, *, seconds: float) -> NoReturn:
-        """See `Service`."""
-        del path, start, end, seconds
-        raise UnsupportedError(f"{request.url} is not served in parts.", key=request.key)
-
-    def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
-        """See `Service`. obstore cannot."""
-        del root, prefix, seconds
-        raise UnsupportedError(
-            f"{request.doing} {request.url}: obstore cannot ask which uploads are incomplete.",
-            hint="Give the bucket a lifecycle rule AbortIncompleteMultipartUpload of some days.",
-        )
-
-    def abort_upload(self, path: str, upload_id: str, request: Request, *, seconds: float) -> None:
-        """See `Service`. obstore cannot."""
-        self.list_uploads(path, upload_id, request, seconds=seconds)
 
 
 class GcsReached:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +17,7 @@ from ckptstore.objectstore.credentials import (
 )
 from ckptstore.objectstore.obstore_service import tls_options
 from ckptstore.objectstore.port import PendingUpload
-from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION, check_private_key, endpoint_for, is_private
+from ckptstore.objectstore.s3_endpoint import DEFAULT_REGION, endpoint_for, is_private
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options, refuse_for_engine
 from ckptstore.units import GIB
 
@@ -34,23 +33,21 @@ def check_for_obstore(options: S3Options, bucket: str) -> None:
     """Check that obstore can do all that `options` say.
 
     Raises:
-        InvalidInputError: The bucket was to be part of a host's name, and cannot be; or a key of one's own would be
-            sent without TLS.
+        InvalidInputError: The bucket was to be part of a host's name, and cannot be.
         UnsupportedError: It cannot; what is named is for another engine.
     """
     checksum = options.checksum(USUAL_CHECKSUM)
     cannot = {
         f"checksum_algorithm {checksum}": checksum not in _CHECKSUMS,
-        # Completing such an upload would have to carry the key, and obstore sends it with the parts only.
-        "checksum_algorithm with SSECustomerKey": options.checksum("") not in ("", None)
-        and options.sse_customer_key is not None,
+        # obstore follows redirects, and would take the key along, to any host.
+        "SSECustomerKey": options.sse_customer_key is not None,
         "response_checksum_validation": options.response_checksum_validation == "when_supported",
         "signature_version s3": options.signature_version == "s3",
         "ACL": options.acl is not None,
         "verify with a directory": isinstance(options.verify, str) and Path(options.verify).is_dir(),
     }
     refuse_for_engine("obstore", [name for name, said in cannot.items() if said], instead="s3fs")
-    check_private_key(options, endpoint_for(options, bucket)[0])
+    endpoint_for(options, bucket)
 
 
 def store_config(options: S3Options, bucket: str) -> dict[str, Any]:
@@ -73,11 +70,7 @@ def store_config(options: S3Options, bucket: str) -> dict[str, Any]:
         "s3_express": False,
     }
     checksum = options.checksum(USUAL_CHECKSUM)
-    if options.sse_customer_key is not None:
-        config["server_side_encryption"] = "sse-c"
-        config["sse_customer_key_base64"] = base64.b64encode(options.sse_customer_key).decode()
-        checksum = None  # see check_for_obstore
-    elif options.server_side_encryption is not None:
+    if options.server_side_encryption is not None:
         config["server_side_encryption"] = options.server_side_encryption
     if options.sse_kms_key_id is not None:
         config["sse_kms_key_id"] = options.sse_kms_key_id
@@ -101,6 +94,7 @@ class S3Bucket:
     """
 
     longest_part_bytes = 5 * GIB
+    ends_are_told = False
 
     def __init__(self, bucket: str, given: Mapping[str, Any]) -> None:
         self.url = f"s3://{bucket}"
@@ -125,7 +119,7 @@ class S3Bucket:
         from ckptstore.objectstore.s3_requests import range_of  # noqa: PLC0415  (only for what obstore cannot do)
 
         place = self._place(path, seconds)
-        return place.client.run(request, lambda: range_of(place, request, start, end))
+        return place.run(request, lambda: range_of(place, request, start, end), requests=2, size=end - start)
 
     def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
         """See `Service`. obstore cannot, aiobotocore can."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.objectstore.answers import Request
@@ -68,6 +68,11 @@ class Service(Protocol):
         """How long a server may say nothing, if that was said in the options."""
         ...
 
+    @property
+    def ends_are_told(self) -> bool:
+        """Whether obstore tells the end of a listing from a web page."""
+        ...
+
     def reach(self) -> Reached:
         """Find what is missing: credentials, the endpoint.
 
@@ -104,6 +109,35 @@ class Service(Protocol):
             CkptStoreError: What went wrong.
         """
         ...
+
+
+class TellsLittle:
+    """What the clouds have in common whose other requests nobody sends: obstore's own are all. A part of a `Service`.
+
+    Attributes:
+        untold: What of incomplete uploads cannot be told, and by whom.
+        untold_hint: What removes them.
+    """
+
+    url: str
+    attributes = None
+    silence_seconds = None
+    untold: ClassVar[str]
+    untold_hint: ClassVar[str]
+
+    def get_range(self, path: str, start: int, end: int, request: Request, *, seconds: float) -> NoReturn:
+        """See `Service`."""
+        del path, start, end, seconds
+        raise UnsupportedError(f"{request.url} is not served in parts.", key=request.key)
+
+    def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
+        """See `Service`."""
+        del root, prefix, seconds
+        raise UnsupportedError(f"{request.doing} {request.url}: {self.untold}.", hint=self.untold_hint)
+
+    def abort_upload(self, path: str, upload_id: str, request: Request, *, seconds: float) -> None:
+        """See `Service`."""
+        self.list_uploads(path, upload_id, request, seconds=seconds)
 
 
 class Use(Enum):

@@ -43,7 +43,7 @@ class ObstoreUpload:
         store: Where the object can be seen, past every cache.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what an upload is made of, written out)
         self,
         open_writer: Callable[[], obstore.WritableFile],
         translating: Callable[[], contextlib.AbstractContextManager[None]],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import obstore
@@ -28,6 +29,7 @@ from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_rang
 from ckptstore.objectstore.obstore_azure import AzureContainer
 from ckptstore.objectstore.obstore_errors import translating
 from ckptstore.objectstore.obstore_gcs import GcsBucket
+from ckptstore.objectstore.obstore_listing import listed
 from ckptstore.objectstore.obstore_s3 import S3Bucket
 from ckptstore.objectstore.obstore_service import Clients, Service, Use
 from ckptstore.objectstore.obstore_upload import ObstoreUpload
@@ -136,13 +138,21 @@ class ObstoreStore:
 
         All pages are fetched before the first object is yielded: S3-compatible servers differ in how they sort `a-b`
         and `a/b`, and so in what a page that starts after a key holds.
+
+        Raises:
+            UnavailableError: What was listed is not whole.
+            StalledError: It does not end.
+            InvalidInputError: Something else than an object store answers.
         """
         checked_prefix(prefix)
-        with self._translating(Request("LIST", f"{self.url}/{prefix}", prefix), self._clients.limit(Use.ONCE, 0)):
-            found = self._clients.of(Use.ONCE).list(self._root + prefix or None, chunk_size=1000).collect()
-        if not found:
+        request, limit = Request("LIST", f"{self.url}/{prefix}", prefix), self._clients.limit(Use.ONCE, 0)
+        seconds, told = max(self._transfer.retry.deadline_seconds, limit), self._service.ends_are_told
+        with self._translating(request, limit):
+            begin = partial(self._clients.of(Use.ONCE).list, self._root + prefix or None)
+            found = listed(begin, request, seconds=seconds, ends_are_told=told)
+        if not (found and told):  # a page looks like an empty listing, and so like the end of any
             self._check_that_nothing_is_meant(prefix)
-        infos = [self._info(meta, meta["path"][len(self._root) :]) for meta in found]
+        infos = [self._info(meta, path[len(self._root) :]) for path, meta in found.items()]
         # A folder's marker (`log/`, empty) comes without its slash: it is not under its own prefix.
         under = [info for info in infos if info.key.startswith(prefix) and (after is None or info.key > after)]
         return iter(sorted(under, key=lambda info: info.key))
@@ -178,7 +188,8 @@ class ObstoreStore:
                 key=key,
             )
         with self._asking("PUT", key, use=Use.UPLOAD, size=part_bytes, writes=True) as (client, path):
-            writer = obstore.open_writer(
+            open_writer = partial(
+                obstore.open_writer,
                 client,
                 path,
                 buffer_size=part_bytes,
@@ -188,11 +199,12 @@ class ObstoreStore:
         request = Request("PUT", f"{self.url}/{key}", key, writes=True)
         limit = self._clients.limit(Use.UPLOAD, part_bytes)
         return ObstoreUpload(
-            writer,
+            open_writer,
             lambda: self._translating(request, limit),
             key=key,
             size=size,
             part_bytes=part_bytes,
+            retry=self._transfer.retry,
             store=RetryingStore(self, options=self._transfer.retry),
         )
 

@@ -1,17 +1,23 @@
 """A proxy's pages and redirects, which obstore takes for answers of a store: what is believed of them."""
 
+import contextlib
+import itertools
 import secrets
+import time
 from dataclasses import replace
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from scripted import CALLS, PARTS, QUICK, THERE, answers, multipart, opened, upload
 
 from ckptstore.errors import (
+    AccessDeniedError,
     AlreadyExistsError,
     CkptStoreError,
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
+    StalledError,
     UnavailableError,
 )
 from ckptstore.objectstore.port import PutMode
@@ -131,6 +137,100 @@ def test_of_a_large_object_only_the_end_is_looked_at_and_not_even_that_where_its
         assert {said for _, said in last[1:]} <= {f"bytes={len(written) - len(tail)}-{len(written) - 1}"}
 
 
+class Bucket:
+    """A bucket of S3 whose listings have pages of so many keys, some of which are pages of a proxy."""
+
+    def __init__(self, scripted, keys, *, page=2, broken=lambda _query: False):
+        self.keys, self.page, self.broken = keys, page, broken
+        self.absent = (404, "NoSuchKey")
+        scripted.script = self.answer
+
+    def answer(self, _method, path, _turn):
+        query = dict(parse_qsl(urlsplit(path).query))
+        if "list-type" not in query:
+            return self.absent
+        if self.broken(query):
+            return 200, PAGE
+        after = query.get("continuation-token") or query.get("start-after", "").removeprefix("run/")
+        keys = [key for key in self.keys if key > after]
+        return listing(keys[: self.page], keys[self.page - 1] if len(keys) > self.page else None)
+
+
+def listing(keys, token):
+    of = "<Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>e</ETag>"
+    found = "".join(f"<Contents><Key>run/{key}</Key>{of}</Contents>" for key in keys)
+    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    said = f"<IsTruncated>{'true' if token else 'false'}</IsTruncated>{more}{found}"
+    return 200, f"<ListBucketResult><Name>bucket</Name>{said}</ListBucketResult>"
+
+
+KEYS = ["a", "b", "c", "d", "e"]
+
+
+def on_azure(scripted):
+    said = {"account_name": "models", "sas_token": "sv=2024&sig=c2ln", "endpoint": f"{scripted.endpoint}/models"}
+    return opened("az://container/run", storage_options=said)
+
+
+def keys_of(scripted, *, retry=QUICK):
+    store = opened(storage_options=scripted.options, transfer=replace(PARTS, retry=retry))
+    return [info.key for info in store.list("")]
+
+
+@pytest.mark.parametrize("page", [1, 2, 5, 1000])
+def test_a_listing_whose_later_pages_are_a_proxys_is_gone_on_with(scripted, page):
+    """What is broken off must never look whole: a checkpoint would be missing."""
+    Bucket(scripted, KEYS, page=page, broken=lambda query: "continuation-token" in query)
+    assert keys_of(scripted) == KEYS
+
+
+@pytest.mark.parametrize("page", [1, 2, 4])
+@pytest.mark.parametrize("until", [1, 2, 3])
+def test_a_listing_that_is_a_proxys_now_and_then_is_whole(scripted, page, until):
+    turns = itertools.count()
+    Bucket(scripted, KEYS, page=page, broken=lambda _query: next(turns) == until)
+    assert keys_of(scripted) == KEYS
+
+
+def test_a_listing_is_not_believed_of_who_does_not_name_what_is_absent(scripted):
+    bucket = Bucket(scripted, KEYS, broken=lambda query: len(query) > 2)
+    bucket.absent = (200, PAGE, *THERE[3:])
+    with pytest.raises(InvalidInputError, match="none of an object store"):
+        keys_of(scripted)
+
+
+def test_a_listing_is_not_believed_of_who_begins_from_the_front_again(scripted):
+    bucket = Bucket(scripted, KEYS, broken=lambda query: "continuation-token" in query)
+    scripted.script = lambda method, path, turn: bucket.answer(method, path.replace("start-after", "x"), turn)
+    with pytest.raises(UnavailableError, match="begin after"):
+        keys_of(scripted)
+
+
+def test_what_is_written_while_it_is_listed_may_come_too(scripted):
+    bucket = Bucket(scripted, ["a", "b"])
+    bucket.broken = lambda _query: bucket.keys.append("c") if len(scripted.seen) == 2 else False
+    assert keys_of(scripted) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("keys", [[], ["a"]], ids=["empty", "the same"])
+def test_a_listing_that_never_ends_is_given_up(scripted, keys):
+    """Two tokens, one after the other, for ever."""
+    scripted.script = lambda _method, _path, turn: listing(keys, f"t{turn % 2}")
+    began = time.monotonic()
+    with pytest.raises((StalledError, UnavailableError), match=r"no end|again and again"):
+        keys_of(scripted, retry=replace(QUICK, attempts=1, deadline_seconds=1.0, stall_timeout_seconds=1.0))
+    assert time.monotonic() - began < 20
+    asked = len(scripted.seen)
+    time.sleep(0.5)
+    assert len(scripted.seen) <= asked + 1
+
+
+def test_a_page_is_no_listing_of_azure_either(scripted):
+    scripted.script = lambda *_: (200, PAGE)
+    with pytest.raises(UnavailableError):
+        list(on_azure(scripted).list(""))
+
+
 def test_what_the_server_calls_absent_is_deleted(scripted):
     scripted.script = answers(404, "NoSuchKey")
     opened(storage_options=scripted.options).delete("a")
@@ -139,8 +239,17 @@ def test_what_the_server_calls_absent_is_deleted(scripted):
 @pytest.mark.parametrize("status", [404, 502])
 def test_what_a_page_calls_absent_may_still_be_there(scripted, status):
     scripted.script = lambda *_: (status, PAGE, ("Raw", ""), ("Content-Type", "text/html"))
-    with pytest.raises(OutcomeUnknownError):
-        opened(storage_options=scripted.options).delete("a")
+    for store in (opened(storage_options=scripted.options), on_azure(scripted)):
+        with pytest.raises(OutcomeUnknownError):
+            store.delete("a")
+
+
+@pytest.mark.parametrize(("status", "expected"), [(202, None), (404, None), (403, AccessDeniedError)])
+def test_azure_says_in_an_answer_to_a_batch_what_became_of_a_delete(scripted, status, expected):
+    inner = f"Content-Type: application/http\r\nContent-ID: 0\r\n\r\nHTTP/1.1 {status} Said\r\n\r\n"
+    scripted.script = lambda *_: (202, f"--b\r\n{inner}--b--", ("Content-Type", "multipart/mixed; boundary=b"))
+    with contextlib.nullcontext() if expected is None else pytest.raises(expected):
+        on_azure(scripted).delete("a")
 
 
 @pytest.mark.parametrize("get", [(200, "", *THERE[3:]), (200, "x", *THERE[3:])], ids=["empty", "one"])
