@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import obstore
 
@@ -16,11 +17,15 @@ from ckptstore.errors import (
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
+    UnavailableError,
     UnsupportedError,
 )
+from ckptstore.objectstore.patience import Patience
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
+from ckptstore.options import RetryOptions
 
 _TAIL_BYTES = 1024
+_BEGINNINGS = 4
 
 
 class ObstoreUpload:
@@ -29,25 +34,29 @@ class ObstoreUpload:
     Each part carries its checksum. What fits into one part is sent in one request, when it is complete.
 
     Args:
-        writer: obstore's, owned by this upload from now on.
+        open_writer: Returns a new one of obstore's.
         translating: Makes what lets nothing foreign out of a block.
         key: The object's key.
         size: How many bytes were announced.
         part_bytes: The size of the parts.
+        retry: How long to wait before the upload is begun anew.
         store: Where the object can be seen, past every cache.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what an upload is made of, written out)
         self,
-        writer: obstore.WritableFile,
+        open_writer: Callable[[], obstore.WritableFile],
         translating: Callable[[], contextlib.AbstractContextManager[None]],
         *,
         key: str,
         size: int,
         part_bytes: int,
+        retry: RetryOptions,
         store: ObjectStore,
     ) -> None:
-        self._writer: obstore.WritableFile | None = writer
+        self._open_writer, self._retry = open_writer, retry
+        self._writer: obstore.WritableFile | None = open_writer()
+        self._before_begun: list[bytes | memoryview] | None = []
         self._translating, self._store, self._key = translating, store, key
         self._size, self._part_bytes, self._written = size, part_bytes, 0
         self._tail = b""
@@ -69,10 +78,35 @@ class ObstoreUpload:
         self._tail = (self._tail + bytes(view[-_TAIL_BYTES:]))[-_TAIL_BYTES:]
         # obstore does not copy what it is given, and sends it later: only bytes that nobody can change are safe.
         unchangeable = isinstance(view.obj, bytes)
-        with self._translating():
-            for start in range(0, len(view), self._part_bytes):  # it counts parts only between two writes
-                piece = view[start : start + self._part_bytes]
-                self._written += self._writer.write(piece if unchangeable else bytes(piece))
+        for start in range(0, len(view), self._part_bytes):  # it counts parts only between two writes
+            piece = view[start : start + self._part_bytes]
+            self._send(piece if unchangeable else bytes(piece))
+            self._written += len(piece)
+
+    def _send(self, piece: bytes | memoryview) -> None:
+        """Hand `piece` to obstore.
+
+        The answer to the request that begins an upload is the one that obstore does not ask for again if it breaks off.
+        Until it has come nothing has been sent: the upload is begun anew, with what was handed over before.
+        """
+        held, patience = self._before_begun, Patience(self._retry)
+        pieces = [piece]
+        for left in reversed(range(_BEGINNINGS if held is not None else 1)):
+            try:
+                with self._translating():
+                    for each in pieces:
+                        cast("obstore.WritableFile", self._writer).write(each)
+                break
+            except (UnavailableError, OutcomeUnknownError) as error:
+                # A server that has answered was asked often enough.
+                pause = patience.pause_after(error) if left and error.facts.get("status") is None else None
+                if pause is None or held is None:
+                    raise
+            time.sleep(pause)
+            self._writer, pieces = self._open_writer(), [*held, piece]
+        if held is not None:
+            held.append(piece)  # obstore holds the same memory
+            self._before_begun = held if sum(map(len, held)) < self._part_bytes else None
 
     def complete(self) -> ObjectInfo:
         """Publish what was written.

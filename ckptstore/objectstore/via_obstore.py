@@ -188,7 +188,8 @@ class ObstoreStore:
                 key=key,
             )
         with self._asking("PUT", key, use=Use.UPLOAD, size=part_bytes, writes=True) as (client, path):
-            writer = obstore.open_writer(
+            open_writer = partial(
+                obstore.open_writer,
                 client,
                 path,
                 buffer_size=part_bytes,
@@ -198,11 +199,12 @@ class ObstoreStore:
         request = Request("PUT", f"{self.url}/{key}", key, writes=True)
         limit = self._clients.limit(Use.UPLOAD, part_bytes)
         return ObstoreUpload(
-            writer,
+            open_writer,
             lambda: self._translating(request, limit),
             key=key,
             size=size,
             part_bytes=part_bytes,
+            retry=self._transfer.retry,
             store=RetryingStore(self, options=self._transfer.retry),
         )
 
