@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import traceback
 from datetime import UTC, datetime
@@ -440,3 +441,48 @@ def test_a_file_of_credentials_that_was_renewed_counts_from_the_next_request_on(
     with pytest.raises(NotFoundError):
         CALLS["get"](store)
     assert who_asked(scripted) == [("k", "old"), ("k", "new")]
+
+
+def test_a_late_refusal_of_old_credentials_takes_no_newer_ones_away(scripted, no_aws, monkeypatch):
+    """One request is still under way with the old ones, while others go on with the new ones."""
+    monkeypatch.setattr(credentials, "LOOK_AGAIN_SECONDS", 0.2)
+    held, late = threading.Event(), []
+
+    def write(token):
+        (no_aws / "credentials").write_text(
+            f"[default]\naws_access_key_id=k\naws_secret_access_key={HUSH}\naws_session_token={token}\n"
+        )
+
+    def script(_method, path, turn):
+        if path.endswith("late"):
+            held.wait(20)
+        ended = scripted.seen[turn][2].get("x-amz-security-token") == "old"
+        return (400, "ExpiredToken") if ended else (404, "NoSuchKey")
+
+    def ask_late():
+        try:
+            store.get("late", max_bytes=1)
+        except AccessDeniedError as error:
+            late.append(error)
+
+    write("old")
+    scripted.script = script
+    store = opened(storage_options={"endpoint_url": scripted.endpoint})
+    with pytest.raises(AccessDeniedError):
+        CALLS["get"](store)
+    thread = threading.Thread(target=ask_late)
+    thread.start()
+    while not any(path.endswith("late") for _, path, _ in scripted.seen):
+        time.sleep(0.01)
+    with pytest.raises(AccessDeniedError):
+        CALLS["get"](store)
+    write("new")
+    time.sleep(0.3)
+    with pytest.raises(NotFoundError):
+        CALLS["get"](store)
+    (no_aws / "credentials").unlink()  # whoever looked anew would find nothing
+    held.set()
+    thread.join(20)
+    assert len(late) == 1
+    with pytest.raises(NotFoundError):
+        CALLS["get"](store)
