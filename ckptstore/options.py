@@ -90,7 +90,10 @@ class LogOptions:
 
 @dataclass(frozen=True, slots=True)
 class RetryOptions:
-    """How often and how long a request is tried, on every engine alike.
+    """How often and how long a request is tried, on every engine alike, with one exception.
+
+    obstore tells nobody of Retry-After, and tries the parts of an upload again by a rule of its own, which is given these
+    values: there a server that asks for a longer pause does not get it, and a pause is never below the first one.
 
     Args:
         attempts: Of one request, the first one included.
