@@ -163,7 +163,8 @@ def _asked(
         return answer
 
     try:
-        return place.client.run(request, lambda: tried(ask, request, transfer.retry))
+        deadline = transfer.retry.deadline_seconds
+        return place.run(request, lambda: tried(ask, request, transfer.retry), requests=1, more_seconds=deadline)
     except AccessDeniedError as error:
         return Unknown(f"Denied: {error.message}", f"Allow {right} to see it.")
     except (UnsupportedError, NotFoundError) as error:

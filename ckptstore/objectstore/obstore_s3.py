@@ -119,7 +119,7 @@ class S3Bucket:
         from ckptstore.objectstore.s3_requests import range_of  # noqa: PLC0415  (only for what obstore cannot do)
 
         place = self._place(path, seconds)
-        return place.client.run(request, lambda: range_of(place, request, start, end))
+        return place.run(request, lambda: range_of(place, request, start, end), requests=2, size=end - start)
 
     def list_uploads(self, root: str, prefix: str, request: Request, *, seconds: float) -> Iterator[PendingUpload]:
         """See `Service`. obstore cannot, aiobotocore can."""

@@ -48,14 +48,19 @@ class S3Client:
         self._looks_up = options.key is None and not options.anon
         weakref.finalize(self, _close, self._cell).atexit = False  # the loop does it then
 
-    def run(self, request: Request, work: Callable[[], Awaitable[Result]], *, limit: float = MAX_SECONDS) -> Result:
-        """Return what `work` returns, run in the loop; its own calls of `send` have time-outs.
+    def run(self, request: Request, work: Callable[[], Awaitable[Result]], *, seconds: float) -> Result:
+        """Return what `work` returns, run in the loop.
+
+        Args:
+            request: What is being asked for.
+            work: Its own calls of `send` have limits.
+            seconds: What these limits come to together. If it takes longer, the loop's thread is stuck.
 
         Raises:
             CkptStoreError: What went wrong, as ours.
         """
         with translating(request):
-            return loop.run(_coroutine(work), timeout=min(limit, MAX_SECONDS))
+            return loop.run(_coroutine(work), timeout=min(seconds, MAX_SECONDS))
 
     async def send(self, operation: str, *, seconds: float, **parameters: Any) -> Any:
         """Send one request, once, and return the server's answer. In the loop.

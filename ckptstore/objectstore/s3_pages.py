@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ckptstore.objectstore.answers import Request
-from ckptstore.objectstore.s3_client import S3Client
 from ckptstore.objectstore.s3_errors import NotS3Error
+from ckptstore.objectstore.s3_requests import S3Place
 
 Name = TypeVar("Name", bound=Hashable)
 Item = TypeVar("Item")
@@ -17,7 +17,7 @@ _EMPTY_PAGES = 1000  # in a row; a server that skips what was deleted may send s
 
 
 def all_pages(
-    client: S3Client,
+    place: S3Place,
     request: Request,
     ask: Callable[[Mapping[str, Any]], Awaitable[tuple[Mapping[Name, Item], Mapping[str, Any]]]],
 ) -> dict[Name, Item]:
@@ -27,7 +27,7 @@ def all_pages(
     asked for twice, and must bring a name that no page before it has brought.
 
     Args:
-        client: Asks the server.
+        place: The bucket.
         request: What is being asked for, for messages.
         ask: Returns what is on the page that the parameters name, and the parameters of the next one; none: it is the
             last. It is given none for the first.
@@ -44,15 +44,15 @@ def all_pages(
         nonlocal empty
         here, following = await ask(after)
         empty = 0 if here else empty + 1
-        place = tuple(sorted(following.items()))
+        marker = tuple(sorted(following.items()))
         stands_still = here.keys() <= found.keys() if here else empty > _EMPTY_PAGES
         found.update(here)
-        if following and (stands_still or place in asked or not all(following.values())):
+        if following and (stands_still or marker in asked or not all(following.values())):
             raise NotS3Error
-        asked.add(place)
+        asked.add(marker)
         return following
 
-    following = client.run(request, partial(page, {}))
+    following = place.run(request, partial(page, {}), requests=1)
     while following:
-        following = client.run(request, partial(page, following))
+        following = place.run(request, partial(page, following), requests=1)
     return found

@@ -44,7 +44,7 @@ def list_uploads(place: S3Place, request: Request, prefix: str) -> list[PendingU
         return here, following if answer.get("IsTruncated", False) else {}
 
     try:
-        found = all_pages(place.client, request, page)
+        found = all_pages(place, request, page)
     except UnsupportedError as error:
         raise UnsupportedError(error.message, hint=_RULE, **error.facts) from error
     return [found[name] for name in sorted(found) if name[0].startswith(prefix)]
@@ -63,7 +63,7 @@ def abort_upload(place: S3Place, request: Request, upload_id: str) -> None:
             _NO_UPLOAD,
         )
 
-    place.client.run(request, abort)
+    place.run(request, abort, requests=2)
 
 
 def _pending(upload: dict[str, Any]) -> PendingUpload:

@@ -13,7 +13,7 @@ from ckptstore.errors import CkptStoreError, IntegrityError, UnsupportedError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.patience import Patience
 from ckptstore.objectstore.port import ObjectInfo
-from ckptstore.objectstore.s3_client import S3Client, within
+from ckptstore.objectstore.s3_client import OPEN_SECONDS, S3Client, within
 from ckptstore.objectstore.s3_errors import ContradictionError, NotS3Error, is_signed, translating
 from ckptstore.options import RetryOptions
 from ckptstore.units import MIB
@@ -44,6 +44,27 @@ class S3Place:
     def seconds_for(self, size: int) -> float:
         """Return how long it may take to move so many bytes."""
         return self.stall_seconds + size / _SLOWEST_BYTES_PER_SECOND
+
+    def run(
+        self,
+        request: Request,
+        work: Callable[[], Awaitable[Result]],
+        *,
+        requests: int,
+        size: int = 0,
+        more_seconds: float = 0.0,
+    ) -> Result:
+        """Return what `work` returns, run in the loop of the client. See `S3Client.run`.
+
+        Args:
+            request: What is being asked for.
+            work: What asks for it.
+            requests: How many it sends at most, one after the other.
+            size: How many bytes these move.
+            more_seconds: What else it takes, such as pauses.
+        """
+        seconds = requests * (OPEN_SECONDS + self.stall_seconds) + size / _SLOWEST_BYTES_PER_SECOND + more_seconds
+        return self.client.run(request, work, seconds=seconds)
 
     async def send(self, operation: str, *, size: int = 0, more_seconds: float = 0.0, **parameters: Any) -> Any:
         """Send one request, once. See `S3Client.send`.

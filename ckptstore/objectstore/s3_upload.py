@@ -63,7 +63,7 @@ class S3Upload:
         checksum_algorithm: str | None,
     ) -> None:
         self._part_bytes = part_bytes_for(size, transfer, request)
-        self._request, self._algorithm = request, checksum_algorithm
+        self._request, self._algorithm, self._retry = request, checksum_algorithm, transfer.retry
         self._parts = _Parts(place, request, transfer, checksum_algorithm)
         self._size, self._written = size, 0
         self._filling = bytearray()
@@ -139,7 +139,9 @@ class S3Upload:
         self._is_whole = True
 
     def _run(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        return self._parts.place.client.run(self._request, work)
+        # At most: the parts under way, the publication, and a look at it; each is tried until its deadline, and once.
+        pauses = 3 * self._retry.deadline_seconds + _SECONDS_PER_PART * -(-self._size // self._part_bytes)
+        return self._parts.place.run(self._request, work, requests=5, size=self._part_bytes, more_seconds=pauses)
 
     def _confirmed(self) -> ObjectInfo:
         # What is published is looked at once: nobody else ever writes this key (I6).

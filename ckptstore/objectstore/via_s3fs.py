@@ -81,7 +81,7 @@ class S3fsStore:
             answer = await place.send("put_object", size=len(body), Body=body, **said)
             return ObjectInfo(key, len(body), plain_etag(answer.get("ETag")))
 
-        return self._client.run(request, put)
+        return place.run(request, put, requests=1, size=len(body))
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return the whole object. See `ObjectStore.get`."""
@@ -98,13 +98,13 @@ class S3fsStore:
                 raise IntegrityError(f"{key} has more than the {max_bytes} bytes that are allowed.", key=key)
             return whole
 
-        return self._client.run(self._request("GET", key), get)
+        return place.run(self._request("GET", key), get, requests=2, size=max_bytes)
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
         place, end = self._place(key), checked_range(key, start, length)
         request = self._request("GET", key)
-        piece = self._client.run(request, lambda: range_of(place, request, start, end))
+        piece = place.run(request, lambda: range_of(place, request, start, end), requests=2, size=length)
         if len(piece) != length:
             raise IntegrityError(f"{key} ends before {start + length}.", key=key)
         return piece
@@ -112,7 +112,7 @@ class S3fsStore:
     def head(self, key: str) -> ObjectInfo:
         """Return what is known of `key`. See `ObjectStore.head`."""
         place = self._place(key)
-        return self._client.run(self._request("HEAD", key), lambda: head_of(place, key))
+        return place.run(self._request("HEAD", key), lambda: head_of(place, key), requests=3)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`. See `ObjectStore.list`.
@@ -130,7 +130,7 @@ class S3fsStore:
             following = {"ContinuationToken": answer.get("NextContinuationToken")}
             return found, following if answer["IsTruncated"] else {}
 
-        found = all_pages(self._client, request, page)
+        found = all_pages(place, request, page)
         # A folder's marker (`log/`, empty) is no object of ours.
         own = [found[key] for key in found if key.startswith(self._root + prefix) and not key.endswith("/")]
         return iter(sorted((info for info in own if after is None or info.key > after), key=lambda info: info.key))
@@ -142,7 +142,7 @@ class S3fsStore:
         async def delete() -> None:
             await remove(lambda: place.send("delete_object"), lambda: head_of(place, key), "NoSuchKey")
 
-        self._client.run(self._request("DELETE", key, writes=True), delete)
+        place.run(self._request("DELETE", key, writes=True), delete, requests=4)
 
     def open_upload(self, key: str, *, size: int) -> S3Upload:
         """Begin to stream an object. See `ObjectStore.open_upload`.
