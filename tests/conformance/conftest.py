@@ -27,3 +27,13 @@ def scripted():
 
     with Scripted().serving() as server:
         yield server
+
+
+@pytest.fixture
+def issuer(no_aws):
+    """What hands out temporary credentials."""
+    from issuing import Issuer  # noqa: PLC0415  (as above)
+    from scripted import Scripted  # noqa: PLC0415  (as above)
+
+    with Scripted().serving() as server:
+        yield Issuer(server)
