@@ -90,7 +90,10 @@ class LogOptions:
 
 @dataclass(frozen=True, slots=True)
 class RetryOptions:
-    """How often and how long a request is tried, on every engine alike.
+    """How often and how long a request is tried, on every engine alike, with one exception.
+
+    obstore tells nobody of Retry-After, and tries the parts of an upload again by a rule of its own, made from these
+    values: a server that asks for a longer pause does not get it, and no part waits less than the first pause.
 
     Args:
         attempts: Of one request, the first one included.

@@ -41,6 +41,9 @@ class Provider(Protocol):
     failure: CkptStoreError | None
     """Why it could not, the last time it was asked."""
 
+    handed: S3Credential | None
+    """What it handed out last."""
+
     def __call__(self) -> S3Credential:
         """Return the credentials of now.
 
@@ -49,8 +52,12 @@ class Provider(Protocol):
         """
         ...
 
-    def forget(self) -> None:
-        """Look anew before the next request: the server did not take what was handed out."""
+    def forget(self, refused: S3Credential | None) -> None:
+        """Look anew before the next request, unless that was done: the server did not take what was handed out.
+
+        Args:
+            refused: What was handed out last when that request began. None: nothing was. What is newer is kept.
+        """
         ...
 
 
@@ -59,13 +66,14 @@ class Given:
 
     def __init__(self, options: S3Options) -> None:
         self.failure: CkptStoreError | None = None
+        self.handed: S3Credential | None = None
         self._fixed = _handed(options.key, options.secret, options.token, expires=None)
 
     def __call__(self) -> S3Credential:
         """See `Provider`."""
         return self._fixed
 
-    def forget(self) -> None:
+    def forget(self, refused: S3Credential | None) -> None:
         """See `Provider`. There is nowhere else to look."""
 
 
@@ -74,23 +82,29 @@ class FromEnvironment:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self.failure: CkptStoreError | None = None
+        self.handed: S3Credential | None = None
         self._environment = environment
         self._held: S3Credential | None = None
         self._refused: S3Credential | None = None
+        self._lock = threading.Lock()
 
     def __call__(self) -> S3Credential:
         """See `Provider`."""
-        held = self._held
-        if held is None:
-            key, secret, token = (self._environment.get(name) or None for name in (_KEY, _SECRET, _TOKEN))
-            held = _handed(key, secret, token, expires=_ALWAYS_ASK)
+        with self._lock:
+            self.handed = held = self._held or self._read()
             if held != self._refused:  # else whoever renews them has not done so yet
                 self._held = held
         return held
 
-    def forget(self) -> None:
+    def _read(self) -> S3Credential:
+        key, secret, token = (self._environment.get(name) or None for name in (_KEY, _SECRET, _TOKEN))
+        return _handed(key, secret, token, expires=_ALWAYS_ASK)
+
+    def forget(self, refused: S3Credential | None) -> None:
         """See `Provider`."""
-        self._refused, self._held = self._held or self._refused, None
+        with self._lock:
+            if refused in (None, self._held):
+                self._refused, self._held = self._held or self._refused, None
 
 
 class FromSession:
@@ -102,6 +116,7 @@ class FromSession:
 
     def __init__(self, profile: str | None) -> None:
         self.failure: CkptStoreError | None = None
+        self.handed: S3Credential | None = None
         self._profile = profile
         self._found: Any = None
         self._held: S3Credential | None = None
@@ -117,7 +132,8 @@ class FromSession:
             if self._held is not None and self._held == self._refused and time.monotonic() > self._look_again_at:
                 self._held = self._found = None
             held, rests = self._held, time.monotonic() < self._quiet_until and not self._is_due(0)
-            return self._ask() if held is None or (self._is_due() and not rests) else held
+            self.handed = self._ask() if held is None or (self._is_due() and not rests) else held
+            return self.handed
         finally:
             self._lock.release()
 
@@ -127,34 +143,38 @@ class FromSession:
         self._quiet_until = time.monotonic() + _ASK_AGAIN_SECONDS
         old = self._held
         try:
-            self._held = new = loop.run(self._asked(), timeout=ASK_SECONDS)
+            self._found, self._held = loop.run(self._asked(self._found), timeout=ASK_SECONDS)
         except Exception as error:  # noqa: BLE001  (botocore has many)
             if old is None or self._is_due(0):  # else the old ones still do
                 self.failure = _reason(error, self._profile)
                 raise self.failure from None
             return old
-        return new
+        return self._held
 
-    def forget(self) -> None:
+    def forget(self, refused: S3Credential | None) -> None:
         """See `Provider`. Files and caches are read anew."""
-        self._refused = self._held or self._refused
-        self._held = self._found = None
+        if not self._lock.acquire(timeout=ASK_SECONDS):  # they are asked for at this moment, so what comes is newer
+            return
+        try:
+            if refused in (None, self._held):
+                self._refused, self._held, self._found = self._held or self._refused, None, None
+        finally:
+            self._lock.release()
 
     def _is_due(self, seconds: int | None = None) -> bool:
         """Return whether the credentials end within `seconds`; by default: within botocore's time for renewing."""
         asks = getattr(self._found, "refresh_needed", None)
         return bool(asks(seconds)) if asks is not None else False
 
-    async def _asked(self) -> S3Credential:
-        if self._found is None:
-            self._found = await _new_session(self._profile).get_credentials()
-        if self._found is None:
+    async def _asked(self, found: Any) -> tuple[Any, S3Credential]:
+        found = found or await _new_session(self._profile).get_credentials()
+        if found is None:
             raise AccessDeniedError(
                 "There are no credentials for s3://.",
                 hint="Export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in with `aws sso login`.",
             )
-        frozen = await self._found.get_frozen_credentials()
-        return _handed(frozen.access_key, frozen.secret_key, frozen.token, expires=_ALWAYS_ASK)
+        frozen = await found.get_frozen_credentials()
+        return found, _handed(frozen.access_key, frozen.secret_key, frozen.token, expires=_ALWAYS_ASK)
 
 
 def fill_from_environment(options: S3Options, environment: Mapping[str, str] = os.environ) -> S3Options:

@@ -12,7 +12,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from obstore import exceptions as foreign
 
@@ -81,8 +81,13 @@ class Provider(Protocol):
 
     failure: CkptStoreError | None
 
-    def forget(self) -> None:
-        """Look anew before the next request."""
+    @property
+    def handed(self) -> Any:
+        """What was handed out last."""
+        ...
+
+    def forget(self, refused: Any) -> None:
+        """Look anew before the next request, unless there is something newer."""
         ...
 
 
@@ -119,6 +124,8 @@ def translating(request: Request, *, limit: float, provider: Callable[[], Provid
     Raises:
         CkptStoreError: What went wrong, as ours.
     """
+    asked = provider()
+    handed = asked.handed if asked is not None else None
     try:
         yield
     except CkptStoreError:
@@ -130,7 +137,7 @@ def translating(request: Request, *, limit: float, provider: Callable[[], Provid
             raise asked.failure from None
         ours = translated(error, request, limit=limit)
         if asked is not None and isinstance(ours, AccessDeniedError):
-            asked.forget()
+            asked.forget(handed)
         raise ours from None
 
 

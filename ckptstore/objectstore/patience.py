@@ -1,4 +1,8 @@
-"""How often and how long one request is tried, and what is raised then: the one policy, of every engine."""
+"""How often and how long one request is tried, and what is raised then: the one policy, of every engine.
+
+What it cannot reach is inside obstore: the parts of an upload, which are tried again by obstore's own rule, made from
+the same options; and Retry-After, which obstore does not pass on.
+"""
 
 from __future__ import annotations
 

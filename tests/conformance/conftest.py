@@ -38,3 +38,13 @@ def gcs(monkeypatch):
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
         yield server
         assert not server.wrong
+
+
+@pytest.fixture
+def issuer(no_aws):
+    """What hands out temporary credentials."""
+    from issuing import Issuer  # noqa: PLC0415  (as above)
+    from scripted import Scripted  # noqa: PLC0415  (as above)
+
+    with Scripted().serving() as server:
+        yield Issuer(server)
