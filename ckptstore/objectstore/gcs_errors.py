@@ -37,7 +37,7 @@ _FAILURES: _Table = (
     ),
     (
         (aiohttp.ClientConnectorCertificateError,),
-        Answer(sent=False, reason="the server's certificate is not trusted (TLS)", hint=_TRUST),
+        Answer(sent=False, kind=InvalidInputError, reason="TLS: the certificate is not trusted", hint=_TRUST),
     ),
     ((aiohttp.ClientSSLError,), Answer(sent=False, reason="no TLS connection")),
     (

@@ -204,7 +204,8 @@ def _of_client(error: Exception) -> dict[str, Any]:
     """Return what is known of a request that no server answered, by the class of its error; else nothing."""
     inner = _inside(error)
     if isinstance(error, foreign.SSLError):
-        return {"sent": False, "reason": _fault_of_tls(inner), "hint": _TRUST}
+        kind = InvalidInputError if _certificate_fault(inner) else None  # it stays so, however often it is asked
+        return {"kind": kind, "sent": False, "reason": _fault_of_tls(inner), "hint": _TRUST}
     if isinstance(error, foreign.EndpointConnectionError):
         return _of_connection(inner)
     if isinstance(error, foreign.HTTPClientError) and isinstance(inner, foreign.BotoCoreError):
@@ -232,7 +233,11 @@ def _of_connection(inner: object) -> dict[str, Any]:
 
 
 def _fault_of_tls(inner: object) -> str:
+    return f"TLS: {_certificate_fault(inner) or 'no secure connection'}"
+
+
+def _certificate_fault(inner: object) -> str:
     cause = getattr(inner, "certificate_error", None) or getattr(inner, "os_error", None)
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"TLS: {_CERTIFICATE_FAULTS.get(cause.verify_code, 'the certificate is not trusted')}"
-    return "TLS: no secure connection"
+        return _CERTIFICATE_FAULTS.get(cause.verify_code, "the certificate is not trusted")
+    return ""

@@ -34,16 +34,18 @@ class S3Place:
         bucket: The bucket's name.
         path: The whole key, or None.
         stall_seconds: How long a request may be without an answer, beyond what its bytes need.
+        together: How many requests share the line.
     """
 
     client: S3Client
     bucket: str
     path: str | None
     stall_seconds: float
+    together: int = 1
 
     def seconds_for(self, size: int) -> float:
-        """Return how long it may take to move so many bytes."""
-        return self.stall_seconds + size / _SLOWEST_BYTES_PER_SECOND
+        """Return how long it may take to move so many bytes, and as many for each request that shares the line."""
+        return self.stall_seconds + self.together * size / _SLOWEST_BYTES_PER_SECOND
 
     def run(
         self,
@@ -63,7 +65,11 @@ class S3Place:
             size: How many bytes these move.
             more_seconds: What else it takes, such as pauses.
         """
-        seconds = requests * (OPEN_SECONDS + self.stall_seconds) + size / _SLOWEST_BYTES_PER_SECOND + more_seconds
+        seconds = (
+            requests * (OPEN_SECONDS + self.stall_seconds)
+            + self.together * size / _SLOWEST_BYTES_PER_SECOND
+            + more_seconds
+        )
         return self.client.run(request, work, seconds=seconds)
 
     async def send(self, operation: str, *, size: int = 0, more_seconds: float = 0.0, **parameters: Any) -> Any:

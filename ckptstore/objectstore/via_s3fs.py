@@ -174,7 +174,11 @@ class S3fsStore:
         abort_upload(self._place(upload.key), self._request("DELETE", upload.key, writes=True), upload.upload_id)
 
     def _place(self, key: str) -> S3Place:
-        return S3Place(self._client, self._bucket, self._root + checked_key(key), self._stall_seconds)
+        path, together = (
+            self._root + checked_key(key),
+            max(self._transfer.parts_in_flight, self._transfer.fetches_in_flight),
+        )
+        return S3Place(self._client, self._bucket, path, self._stall_seconds, together)
 
     def _request(self, doing: str, key: str, *, writes: bool = False) -> Request:
         return Request(doing, f"{self.url}/{key}", key, writes)

@@ -163,7 +163,7 @@ def test_a_certificate_that_nobody_vouches_for_is_not_accepted(gcs):
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     gcs.socket = context.wrap_socket(gcs.socket, server_side=True)
     store = opened("gs://bucket", endpoint_url=gcs.endpoint.replace("http:", "https:"), token="anon")  # noqa: S106  (nobody)
-    with pytest.raises(UnavailableError, match="not trusted"):
+    with pytest.raises(InvalidInputError, match="not trusted"):
         store.put("a", b"x", mode=PutMode.CREATE)
 
 

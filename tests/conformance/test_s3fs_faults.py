@@ -237,7 +237,7 @@ def test_a_certificate_that_is_not_trusted_is_named_and_nothing_is_sent(tmp_path
     CERTIFICATES.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     verify = {"verify": str(tmp_path / "ca.pem")} if trusted else {}
     with Scripted(tls=tls(name)).serving() as server:
-        with pytest.raises(UnavailableError, match=f"TLS: {said}"):
+        with pytest.raises(InvalidInputError, match=f"TLS: {said}"):
             CALLS["create"](store_at(server, **verify))
         assert server.seen == []
 
