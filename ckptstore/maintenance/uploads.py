@@ -6,13 +6,14 @@ how long to wait before anything is called garbage, for whoever is not in the lo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
 from ckptstore.errors import AccessDeniedError, CkptStoreError, UnsupportedError
-from ckptstore.format.layout import DATA_PREFIX, LOG_PREFIX, PROBE_PREFIX, STATE_PREFIX, Stem
+from ckptstore.format.layout import DATA_PREFIX, Stem
 from ckptstore.maintenance.report import unwatched
 from ckptstore.maintenance.visit import Visit
 from ckptstore.objectstore.durable import TEMPORARY
@@ -26,6 +27,9 @@ State = Literal["may be living", "dead", "foreign"]
 SMALL_WRITE_SECONDS = 3600.0
 """Records, hints and probes are written in seconds; whatever is older than this has no writer."""
 _DATA_PIECES = 4
+# Keys that this run's own small writes have, and where its temporaries lie: another run may lie below `log/`.
+_SMALL = re.compile(r"(log|state)/\d{12,}\.json|probe/[^/]+/[^/]+")
+_PLACE = re.compile(r"log|state|probe/[^/]+|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +138,7 @@ def _judged(upload: PendingUpload, fold: Fold, now: float) -> Found:
         state, why = _state_of(stem, fold)
         return Found(upload, state, why, stem, age)
     place, _, name = upload.key.rpartition("/")
-    ours = f"{place}/".startswith((LOG_PREFIX, STATE_PREFIX, PROBE_PREFIX)) if place else name.startswith(TEMPORARY)
-    if not ours:
+    if not (name.startswith(TEMPORARY) and _PLACE.fullmatch(place)) and not _SMALL.fullmatch(upload.key):
         return Found(upload, "foreign", "its key is none of this run's", None, age)
     if age is not None and age >= SMALL_WRITE_SECONDS:
         return Found(upload, "dead", "a small write takes seconds; whoever made it is gone", None, age)

@@ -102,6 +102,11 @@ def public_url(protocol: str, root: str) -> str:
     Raises:
         InvalidInputError: There may be a password that holds a slash. It is not shown.
     """
+    if protocol in ("http", "https") and "?" in root:
+        raise InvalidInputError(  # not shown: it may be signed
+            f"A query cannot be a part of a run's root: keys follow it. (It began with {protocol}://.)",
+            hint="Leave it out, and say who you are in storage_options.",
+        )
     if _CUT_PASSWORD.fullmatch(root):
         raise InvalidInputError(
             f"The user and the password of this {protocol}:// URL cannot be told from its path.",
@@ -137,7 +142,11 @@ def checked_kind(protocol: str, options: Mapping[str, Any]) -> Any:
             hint="Install it; `fsspec.registry.known_implementations` names it.",
         ) from error
     except ValueError as error:
-        raise InvalidInputError(f"fsspec knows no {protocol}://.", hint="Correct the URL.") from error
+        raise InvalidInputError(
+            f"fsspec knows no {protocol}://.",
+            hint="Correct the URL: file://, s3://, gs://, az:// and memory:// are known, and what fsspec knows.",
+            scheme=protocol,
+        ) from error
     if issubclass(kind, CachingFileSystem):
         raise _caches(protocol)
     return kind

@@ -112,6 +112,8 @@ def check_second_create(store: ObjectStore, key: str, *, clock: Clock | None = N
 
     If killed: a small object under `key`, as after it.
     """
+    with contextlib.suppress(CkptStoreError):  # what stands between and remembers that it is absent goes on saying so
+        store.get(key, max_bytes=MAX_BYTES)
     _creates(store, key, b"first", clock)
     _held(store, key)  # a request that was lost says nothing about the store
     if _creates(store, key, b"second", clock):
@@ -205,7 +207,11 @@ def _held(store: ObjectStore, key: str) -> bytes:
     try:
         return store.get(key, max_bytes=MAX_BYTES)
     except NotFoundError as error:
-        raise UnavailableError(f"{store.url} holds nothing of what was just written to {key}.", key=key) from error
+        raise UnavailableError(
+            f"{store.url} holds nothing of what was just written to {key}.",
+            hint="Try again; if this goes on, take what caches answers out of the way between here and the store.",
+            key=key,
+        ) from error
 
 
 def _not_supported(store: ObjectStore, seen: str, key: str) -> UnsupportedError:

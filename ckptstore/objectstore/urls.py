@@ -103,7 +103,7 @@ def _plain_path(text: str) -> str:
     first = text.split("/", 1)[0]
     if _HALF_SCHEME.fullmatch(first):  # `s3:/bucket` would become a directory called `s3:` here
         raise InvalidInputError(
-            f"{text!r} is neither a path nor a URL.",
+            f"What begins with {first!r:.40} is neither a path nor a URL.",  # the rest could hold credentials
             hint=f"Write {first}// and what follows, or ./{first} if a path is meant.",
         )
     if text.startswith("/"):

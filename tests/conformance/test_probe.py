@@ -142,6 +142,28 @@ class TakesOneWritePerObject(ForwardingStore):
         return super().put(key, body, mode=mode if self.keeps else PutMode.OVERWRITE)
 
 
+class RemembersAbsence(ForwardingStore):
+    """What answers from a cache that a key is absent, once it was."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.absent = set()
+
+    def get(self, key, *, max_bytes):
+        if key in self.absent:
+            raise NotFoundError("absent")
+        try:
+            return super().get(key, max_bytes=max_bytes)
+        except NotFoundError:
+            self.absent.add(key)
+            raise
+
+
+def test_a_cache_that_remembers_what_was_absent_is_noticed():
+    with pytest.raises(UnavailableError, match="caches answers"):
+        probe(RemembersAbsence(MemoryStore()), ids=SystemIds(), prefix="probe/")
+
+
 def test_a_store_that_takes_one_write_of_an_object_in_a_while_is_asked_until_it_answers():
     store = MemoryStore()
     probe(TakesOneWritePerObject(store), ids=SystemIds(), prefix="probe/")

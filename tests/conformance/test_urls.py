@@ -78,7 +78,15 @@ def test_a_run_has_one_name(url, instead):
         open_store(url)
 
 
-@pytest.mark.parametrize("url", ["s3://AKIAEXAMPLE:hush@bucket/run", "sftp://me:hush@host/a//b"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://AKIAEXAMPLE:hush@bucket/run",
+        "s3:/AKIAEXAMPLE:hush@bucket/run",
+        "sftp://me:hush@host/a//b",
+        "https://host/run?token=hush",
+    ],
+)
 def test_credentials_in_a_url_that_is_refused_are_not_shown(url):
     with pytest.raises(InvalidInputError) as caught:
         open_store(url)

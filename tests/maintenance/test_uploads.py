@@ -116,10 +116,19 @@ def test_what_is_not_this_run_s_is_never_aborted():
     store = MemoryStore()
     RunLog.create(store)
     kept = [
-        store.open_upload(key, size=1) for key in ("nested/data/0/x/rank-00000.safetensors", "mine.bin", "data/zz/x/y")
+        store.open_upload(key, size=1)
+        for key in (
+            "nested/data/0/x/rank-00000.safetensors",
+            "mine.bin",
+            "data/zz/x/y",
+            "log/b/data/0/x/rank-00000.safetensors",
+            "log/b/log/000000000000.json",
+            "log/run.json",
+            "probe/x/data/0/x/rank-00000.safetensors",
+        )
     ]
     uploads = find_uploads(store)
-    assert [each.state for each in uploads.found] == ["foreign"] * 3
+    assert [each.state for each in uploads.found] == ["foreign"] * len(kept)
     assert uploads.abortable(older_than_seconds=0, living=True) == []
     del kept
 
