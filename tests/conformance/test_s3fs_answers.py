@@ -1,10 +1,10 @@
 """s3:// through s3fs: what a server's answer must hold before it is believed."""
 
 import pytest
-from scripted import BUCKET, CALLS, THERE, answers, multipart, sized, upload
+from scripted import BUCKET, CALLS, THERE, answers, md5, multipart, sized, upload
 
 from ckptstore.errors import NotFoundError, OutcomeUnknownError, UnavailableError
-from ckptstore.objectstore.port import PendingUpload
+from ckptstore.objectstore.port import PendingUpload, PutMode
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import RetryOptions, TransferOptions
 from ckptstore.units import MIB
@@ -143,3 +143,42 @@ def test_an_upload_that_the_server_forgot_is_not_completed_again_and_again(scrip
     with pytest.raises(OutcomeUnknownError, match="NoSuchUpload"):
         upload(store_at(scripted, TWICE), 6 * MIB)
     assert said.count("POST") == 1
+
+
+ANOTHERS = (200, "", ("ETag", f'"{md5(b"another object")}"'))
+"""On a kept connection that is out of step, this is the answer to another request."""
+
+
+@pytest.mark.parametrize("mode", PutMode)
+@pytest.mark.parametrize(
+    "there",
+    [(404, "NoSuchKey"), (200, "other", ("ETag", '"e"')), (200, "record, and more", ("ETag", '"e"')), (403, "Denied")],
+    ids=["nothing", "another", "a longer one", "refused"],
+)
+def test_a_put_that_is_answered_with_anothers_etag_is_not_called_stored(scripted, mode, there):
+    """Else the log gets a hole, and nobody is told."""
+    scripted.script = lambda method, *_: ANOTHERS if method == "PUT" else there
+    with pytest.raises(OutcomeUnknownError, match="may or may not be there"):
+        store_at(scripted).put("a", b"record", mode=mode)
+    assert [method for method, _, _ in scripted.seen] == ["PUT", "GET"]
+
+
+def test_a_put_whose_etag_says_nothing_is_read_back_once_and_believed(scripted):
+    """With a key of KMS, or one's own, an ETag is no MD5."""
+    scripted.script = lambda method, *_: ANOTHERS if method == "PUT" else (200, "record", ("ETag", '"e"'))
+    assert store_at(scripted).put("a", b"record").size == 6
+    assert [method for method, _, _ in scripted.seen] == ["PUT", "GET"]
+
+
+def test_a_put_that_names_the_bodys_md5_is_one_request(scripted):
+    scripted.script = answers(200, "", ("ETag", f'"{md5(b"record")}"'))
+    assert store_at(scripted).put("a", b"record").etag == md5(b"record")
+    assert [method for method, _, _ in scripted.seen] == ["PUT"]
+
+
+def test_a_small_upload_that_is_answered_with_anothers_etag_is_looked_at(scripted):
+    scripted.script = lambda method, *_: ANOTHERS if method == "PUT" else (404, "NoSuchKey")
+    with pytest.raises(OutcomeUnknownError, match="cannot be seen"):
+        upload(store_at(scripted), 6)
+    scripted.script = lambda method, *_: ANOTHERS if method == "PUT" else sized(6)
+    assert upload(store_at(scripted), 6).size == 6
