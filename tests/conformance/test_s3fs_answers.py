@@ -182,3 +182,46 @@ def test_a_small_upload_that_is_answered_with_anothers_etag_is_looked_at(scripte
         upload(store_at(scripted), 6)
     scripted.script = lambda method, *_: ANOTHERS if method == "PUT" else sized(6)
     assert upload(store_at(scripted), 6).size == 6
+
+
+def refusal(status, inside):
+    """Return a refusal of S3 with more than a code in it."""
+    return status, f"<Error>{inside}</Error>", ("Raw", ""), ("Content-Type", "application/xml")
+
+
+READS = {
+    "get": CALLS["get"],
+    "get_range": CALLS["get_range"],
+    "head": lambda store: store.head("a"),
+}
+
+
+@pytest.mark.parametrize("call", READS)
+@pytest.mark.parametrize(
+    "code",
+    ["NoSuchTenant", "NoSuchAccessPoint", "NoSuchWebsiteConfiguration", "NoSuchVersion", "NoSuchUpload", "NotFound"],
+)
+def test_that_something_else_is_missing_is_no_absence_of_the_object(scripted, call, code):
+    """Else a run's log looks shorter than it is."""
+    scripted.script = answers(404, code)
+    with pytest.raises(UnavailableError, match=rf"404 {code}.*Something else than the object"):
+        READS[call](store_at(scripted))
+
+
+@pytest.mark.parametrize("call", [*READS, "delete"])
+def test_the_absence_of_another_object_is_no_absence_of_this_one(scripted, call):
+    """On a kept connection that is out of step, this is the answer to another request."""
+    calls = READS | {"delete": CALLS["delete"]}
+    for other in ("other/key", "run/b", "n/a", "run/a/b"):
+        scripted.script = answers(*refusal(404, f"<Code>NoSuchKey</Code><Key>{other}</Key>"))
+        with pytest.raises(OutcomeUnknownError if call == "delete" else UnavailableError, match="not S3"):
+            calls[call](store_at(scripted))
+
+
+@pytest.mark.parametrize("spelled", ["run/a", "/run/a", "/bucket/run/a", "run%2Fa", ""])
+def test_an_absence_is_believed_however_the_server_spells_the_key(scripted, spelled):
+    scripted.script = answers(*refusal(404, f"<Code>NoSuchKey</Code><Key>{spelled}</Key>"))
+    for call in READS.values():
+        with pytest.raises(NotFoundError, match="NoSuchKey"):
+            call(store_at(scripted))
+    CALLS["delete"](store_at(scripted))
