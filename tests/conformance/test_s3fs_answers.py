@@ -225,3 +225,21 @@ def test_an_absence_is_believed_however_the_server_spells_the_key(scripted, spel
         with pytest.raises(NotFoundError, match="NoSuchKey"):
             call(store_at(scripted))
     CALLS["delete"](store_at(scripted))
+
+
+@pytest.mark.parametrize(
+    ("call", "status"), [("get", 404), ("list", 404), ("list", 200), ("create", 404), ("create", 200)]
+)
+def test_an_answer_without_end_is_not_read_to_its_end(scripted, call, status):
+    sent = []
+
+    def endless():
+        yield b"<Error><Code>NoSuchKey</Code><Message>"
+        for _ in range(200):
+            sent.append(MIB)
+            yield bytes(MIB)
+
+    scripted.script = lambda *_: (status, endless(), ("Raw", ""), ("Content-Length", str(400 * MIB)), ("ETag", '"e"'))
+    with pytest.raises(OutcomeUnknownError if call == "create" else UnavailableError, match="connection broke"):
+        CALLS[call](store_at(scripted))
+    assert sum(sent) < 60 * MIB
