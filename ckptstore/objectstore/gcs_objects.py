@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -96,6 +97,11 @@ def page_of(described: Any) -> tuple[list[tuple[str, Any]], str | None]:
     if not all(isinstance(name, str) for name in names):
         raise TypeError
     return list(zip(names, items, strict=True)), following
+
+
+def is_about(described: Mapping[str, Any], name: str, checksum: int) -> bool:
+    """Return whether a description is of the object of this name, and of bytes with this CRC32C, where it says one."""
+    return described.get("name") == name and described.get("crc32c") in (None, encoded_crc32c(checksum))
 
 
 def info_of(described: Any, key: str) -> ObjectInfo:

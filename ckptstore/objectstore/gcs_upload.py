@@ -189,9 +189,13 @@ class GcsUpload(Announced):
         try:
             described: Any = json.loads(reply.body or b"")
             info = info_of(described, self._request.key)
-            checksum = described.get("crc32c")
+            name, checksum = described.get("name"), described.get("crc32c")
         except (LookupError, ValueError, TypeError):
             raise error_for(NONSENSE, self._request) from None
+        if name != self._target.name:  # another request's answer, which says nothing of ours
+            raise OutcomeUnknownError(
+                f"{self._request.url}: what was called stored is something else.", key=self._request.key
+            )
         if info.size != self._size:
             raise self._refused(f"was stored with {info.size} bytes, {self._size} were announced")
         if checksum not in (None, encoded_crc32c(self._checksum)):

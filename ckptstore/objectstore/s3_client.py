@@ -18,7 +18,14 @@ from ckptstore.objectstore import credentials, loop
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.endpoint import is_private
 from ckptstore.objectstore.s3_endpoint import check_private_key
-from ckptstore.objectstore.s3_errors import NoAnswerError, NotOpenedError, is_refusal, refuse_foreign, translating
+from ckptstore.objectstore.s3_errors import (
+    NoAnswerError,
+    NotOpenedError,
+    is_refusal,
+    refuse_absence_of_another,
+    refuse_foreign,
+    translating,
+)
 from ckptstore.objectstore.s3_options import S3Options
 from ckptstore.options import MAX_SECONDS
 
@@ -89,6 +96,7 @@ class S3Client:
         except Exception as error:
             if self._looks_up and is_refusal(error):
                 self._cell.refused = client
+            refuse_absence_of_another(error, parameters.get("Key"))
             raise
         refuse_foreign(operation, answer)
         return answer

@@ -11,6 +11,7 @@ import re
 import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 from botocore import exceptions as foreign
@@ -24,6 +25,7 @@ _NO_CREDENTIALS = "Export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in
 _PROFILE = "Run `aws configure list`, and correct the profile, AWS_PROFILE, or the files in ~/.aws."
 _TRUST = "Pass the authority's certificates as verify or AWS_CA_BUNDLE; or correct the endpoint."
 _NOT_S3 = "A proxy or another server answers there: check the endpoint, HTTPS_PROXY and NO_PROXY."
+_NOT_THE_OBJECT = "Something else than the object is missing there: check the endpoint, the bucket and the credentials."
 _CONTRADICTS = "A HEAD finds nothing where a GET finds an object: check what stands between here and the server."
 _PROXY = "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY."
 _SETTINGS = "Check the endpoint, the region and storage_options."
@@ -43,7 +45,8 @@ _ALWAYS = {
     "upload_part": ("ETag",),
 }
 _ANY = Request("", "", "")
-_NO_CONTENT, _TEMPORARY = 204, 500
+_NO_CONTENT, _NOT_FOUND, _TEMPORARY = 204, 404, 500
+_ABSENT = "NoSuchKey"
 
 # OpenSSL's own numbers, X509_V_ERR_…
 _CERTIFICATE_FAULTS = {
@@ -171,6 +174,23 @@ def refuse_foreign(operation: str, answer: Mapping[str, Any]) -> None:
         raise NotS3Error
 
 
+def refuse_absence_of_another(error: Exception, path: str | None) -> None:
+    """Check that what is said to be absent is what was asked for, where the server names it.
+
+    Raises:
+        NotS3Error: It is another key: on a connection that is out of step the answer is another request's.
+    """
+    if path is None or not isinstance(error, foreign.ClientError):
+        return
+    said = error.response.get("Error", {})
+    name = said.get("Key") if said.get("Code") == _ABSENT else None
+    if not isinstance(name, str) or not name:  # not every server names it
+        return
+    # Some begin it with a slash, or with the bucket; some quote it.
+    if not any(f"/{spelled}".endswith(f"/{path}") for spelled in (name, unquote(name))):
+        raise NotS3Error from None
+
+
 def is_signed(answer: Mapping[str, Any]) -> bool:
     """Return whether the answer has a header that only S3 sends. Not every server that is compatible with it does."""
     return any(name.startswith("x-amz") for name in answer["ResponseMetadata"].get("HTTPHeaders", {}))
@@ -192,6 +212,9 @@ def _of_server(error: foreign.ClientError) -> dict[str, Any]:
     if code is None and status is not None and status < _TEMPORARY and not error.operation_name.startswith("Head"):
         # S3 says why it refuses, except to a HEAD. That something else finds nothing here is no proof of absence.
         return {"reason": f"{status} by something that is not S3", "hint": _NOT_S3}
+    if status == _NOT_FOUND and error.operation_name == "GetObject" and code != _ABSENT:
+        # A tenant, an access point, a web site's settings or a version is missing: that says nothing of the object.
+        return known | {"kind": UnavailableError, "hint": _NOT_THE_OBJECT}
     return known
 
 

@@ -14,10 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from aiobotocore.httpsession import AIOHTTPSession
+from aiohttp import ClientPayloadError
 
 from ckptstore.errors import UnsupportedError
-from ckptstore.units import KIB
+from ckptstore.units import KIB, MIB
 
+MAX_ANSWER_BYTES = 16 * MIB
 _SLICE_BYTES = 256 * KIB
 
 
@@ -31,7 +33,7 @@ class OnceSession(AIOHTTPSession):  # type: ignore[misc]  # it has no types
             raise _unfit("aiohttp")
         session._retry_connection = False  # noqa: SLF001  (as said)
         self._is_once = True
-        return SimpleNamespace(request=partial(session.request, allow_redirects=False))
+        return SimpleNamespace(request=partial(_answered, session))
 
     async def send(self, request: Any) -> Any:
         """Send a prepared request.
@@ -45,6 +47,29 @@ class OnceSession(AIOHTTPSession):  # type: ignore[misc]  # it has no types
         if not getattr(self, "_is_once", False):
             raise _unfit("aiobotocore")
         return answer
+
+
+async def _answered(session: Any, *args: Any, **said: Any) -> Any:
+    answer = await session.request(*args, allow_redirects=False, **said)
+    # What is read at once is an error or a listing. The body of an object comes in pieces, by another way.
+    answer.read = partial(_read_whole, answer)
+    return answer
+
+
+async def _read_whole(answer: Any) -> bytes:
+    """Return a body, which must not be large.
+
+    Raises:
+        ClientPayloadError: It is: nothing of S3's is, and memory has an end.
+    """
+    pieces, held = [], 0
+    while piece := await answer.content.readany():
+        held += len(piece)
+        if held > MAX_ANSWER_BYTES:
+            answer.close()
+            raise ClientPayloadError
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _unfit(package: str) -> UnsupportedError:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
-from ckptstore.errors import CkptStoreError, IntegrityError, UnsupportedError
+from ckptstore.errors import CkptStoreError, IntegrityError, OutcomeUnknownError, UnsupportedError
 from ckptstore.objectstore.answers import Request
 from ckptstore.objectstore.patience import Patience
 from ckptstore.objectstore.port import ObjectInfo
@@ -109,6 +110,34 @@ async def read_body(place: S3Place, body: Any, *, size: int | None, at_most: int
     if size is not None and held < min(size, limit):
         raise ConnectionError
     return b"".join(pieces)
+
+
+async def check_stored(place: S3Place, request: Request, body: bytes, etag: str | None) -> None:
+    """Check that what is called stored is: on a connection that is out of step the answer is another request's.
+
+    An ETag that is the body's MD5 is proof. Where the server encrypts with a key of KMS or of ours, and with some other
+    servers, it never is: there the object is read back, and each put is two requests.
+
+    Args:
+        place: The object's.
+        request: What was asked for.
+        body: What was sent.
+        etag: What the answer calls it, without quotes.
+
+    Raises:
+        OutcomeUnknownError: Something else is there, or nothing, or that cannot be told.
+    """
+    if etag is not None and etag.lower() == hashlib.md5(body, usedforsecurity=False).hexdigest():
+        return
+    doubt = f"{request.doing} {request.url}: it was called stored, and may or may not be there."
+    try:
+        answer = await place.send("get_object")
+        there = await read_body(place, answer["Body"], size=answer.get("ContentLength"), at_most=len(body))
+    except Exception:  # noqa: BLE001  (whatever hinders it, nothing is proved)
+        # `from None`: a foreign error is not shown.
+        raise OutcomeUnknownError(doubt, key=request.key) from None
+    if there != body:
+        raise OutcomeUnknownError(doubt, key=request.key)
 
 
 async def range_of(place: S3Place, request: Request, start: int, end: int) -> bytes:

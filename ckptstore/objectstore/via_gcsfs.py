@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import google_crc32c
+
 from ckptstore.errors import (
     AccessDeniedError,
     CkptStoreError,
@@ -19,7 +21,16 @@ from ckptstore.errors import (
 from ckptstore.objectstore.answers import Request, error_for
 from ckptstore.objectstore.gcs_client import Call, GcsClient, Pace, Reply
 from ckptstore.objectstore.gcs_errors import NONSENSE
-from ckptstore.objectstore.gcs_objects import FIELDS, NO_BUCKET, bucket_path, info_of, object_path, page_of, put_call
+from ckptstore.objectstore.gcs_objects import (
+    FIELDS,
+    NO_BUCKET,
+    bucket_path,
+    info_of,
+    is_about,
+    object_path,
+    page_of,
+    put_call,
+)
 from ckptstore.objectstore.gcs_options import fill_from_environment, read_options
 from ckptstore.objectstore.gcs_upload import CHUNK_UNIT, GcsUpload, Target
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range, fault_of_segments
@@ -86,9 +97,11 @@ class GcsfsStore(UploadsUntold):
         """
         name, request = self._root + checked_key(key), self._request("PUT", key, writes=True)
         call = put_call(self._bucket, name, bytes(body), create=mode is PutMode.CREATE)
-        info = self._info(self._described(self._send(call, request), request), key, request)
-        if info.size != len(body):
-            raise OutcomeUnknownError(f"{self.url}/{key} is said to have {info.size} bytes.", key=key)
+        described = self._described(self._send(call, request), request)
+        info = self._info(described, key, request)
+        if info.size != len(body) or not is_about(described, name, google_crc32c.value(body)):
+            # On a connection that is out of step the answer is another request's.
+            raise OutcomeUnknownError(f"{self.url}/{key}: what was called stored is something else.", key=key)
         return info
 
     def get(self, key: str, *, max_bytes: int) -> bytes:

@@ -24,7 +24,16 @@ from ckptstore.objectstore.s3_endpoint import check_private_key
 from ckptstore.objectstore.s3_options import S3Options, read_s3_options
 from ckptstore.objectstore.s3_pages import all_pages
 from ckptstore.objectstore.s3_pending import abort_upload, list_uploads
-from ckptstore.objectstore.s3_requests import S3Place, head_of, info_of, plain_etag, range_of, read_body, remove
+from ckptstore.objectstore.s3_requests import (
+    S3Place,
+    check_stored,
+    head_of,
+    info_of,
+    plain_etag,
+    range_of,
+    read_body,
+    remove,
+)
 from ckptstore.objectstore.s3_upload import S3Upload
 from ckptstore.options import TransferOptions
 
@@ -67,6 +76,8 @@ class S3fsStore:
     def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
         """Store a small object in one request. See `ObjectStore.put`.
 
+        It is believed if the answer names the body's MD5, and else looked at; see `check_stored`.
+
         Raises:
             AlreadyExistsError: `mode` is CREATE and an object is there, perhaps ours.
             OutcomeUnknownError: It may or may not have been stored.
@@ -79,9 +90,11 @@ class S3fsStore:
 
         async def put() -> ObjectInfo:
             answer = await place.send("put_object", size=len(body), Body=body, **said)
-            return ObjectInfo(key, len(body), plain_etag(answer.get("ETag")))
+            etag = plain_etag(answer.get("ETag"))
+            await check_stored(place, request, body, etag)
+            return ObjectInfo(key, len(body), etag)
 
-        return place.run(request, put, requests=1, size=len(body))
+        return place.run(request, put, requests=3, size=2 * len(body))
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return the whole object. See `ObjectStore.get`."""

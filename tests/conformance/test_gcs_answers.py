@@ -1,5 +1,6 @@
 """What answers of Google Cloud Storage mean, and what never arrives."""
 
+import json
 import socket
 import ssl
 import time
@@ -265,3 +266,14 @@ def test_a_listing_that_makes_no_sense_ends_and_is_none(gcs, store, listing):
     with pytest.raises(UnavailableError, match="makes no sense"):
         store.list("")
     assert len(gcs.seen) <= 110
+
+
+@pytest.mark.parametrize("mode", PutMode)
+@pytest.mark.parametrize("said", [{"name": "run/other"}, {"crc32c": "AAAAAA=="}, {"size": "7"}], ids=str)
+def test_a_put_that_is_answered_with_another_object_is_not_called_stored(gcs, store, mode, said):
+    """On a kept connection that is out of step; else the log gets a hole, and nobody is told."""
+    store.put("a", b"record")
+    described = json.dumps(gcs.described("run/a") | said).encode()
+    gcs.refuse = lambda _method, _path: (200, described, {"Content-Type": "application/json"})
+    with pytest.raises(OutcomeUnknownError, match="something else"):
+        store.put("a", b"record", mode=mode)

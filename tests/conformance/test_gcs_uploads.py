@@ -1,5 +1,6 @@
 """An upload to Google Cloud Storage through everything that can happen to its requests."""
 
+import json
 import os
 import signal
 import time
@@ -210,3 +211,18 @@ def test_an_upload_that_a_server_publishes_when_it_is_asked_about_is_taken_back(
     with pytest.raises(IntegrityError, match="was stored with 10485760 bytes"):
         one.complete()
     assert list(store.list("")) == []
+
+
+@pytest.mark.parametrize("size", [6, len(BODY)], ids=["one request", "chunks"])
+def test_an_upload_that_is_answered_with_another_object_is_not_called_stored(gcs, store, size):
+    """On a kept connection that is out of step, this is the answer to another request."""
+    gcs.objects["run/other"] = BODY[:size]
+    another = (200, json.dumps(gcs.described("run/other")).encode(), {"Content-Type": "application/json"})
+    ends = iter([None] * 3 if size > 6 else [])
+    store._check_bucket(store._request("GET", "a"))
+    gcs.refuse = lambda method, path: (
+        next(ends, another) if path.startswith("/upload/") and method != "DELETE" else None
+    )
+    with pytest.raises(OutcomeUnknownError, match="something else"):
+        upload(store, BODY[:size])
+    assert "run/data/0/shard" not in gcs.objects

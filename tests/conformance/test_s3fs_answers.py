@@ -1,10 +1,10 @@
 """s3:// through s3fs: what a server's answer must hold before it is believed."""
 
 import pytest
-from scripted import BUCKET, CALLS, THERE, answers, multipart, sized, upload
+from scripted import BUCKET, CALLS, THERE, answers, md5, multipart, sized, upload
 
 from ckptstore.errors import NotFoundError, OutcomeUnknownError, UnavailableError
-from ckptstore.objectstore.port import PendingUpload
+from ckptstore.objectstore.port import PendingUpload, PutMode
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import RetryOptions, TransferOptions
 from ckptstore.units import MIB
@@ -143,3 +143,103 @@ def test_an_upload_that_the_server_forgot_is_not_completed_again_and_again(scrip
     with pytest.raises(OutcomeUnknownError, match="NoSuchUpload"):
         upload(store_at(scripted, TWICE), 6 * MIB)
     assert said.count("POST") == 1
+
+
+ANOTHERS = (200, "", ("ETag", f'"{md5(b"another object")}"'))
+"""On a kept connection that is out of step, this is the answer to another request."""
+
+
+@pytest.mark.parametrize("mode", PutMode)
+@pytest.mark.parametrize(
+    "there",
+    [(404, "NoSuchKey"), (200, "other", ("ETag", '"e"')), (200, "record, and more", ("ETag", '"e"')), (403, "Denied")],
+    ids=["nothing", "another", "a longer one", "refused"],
+)
+def test_a_put_that_is_answered_with_anothers_etag_is_not_called_stored(scripted, mode, there):
+    """Else the log gets a hole, and nobody is told."""
+    scripted.script = lambda method, *_: ANOTHERS if method == "PUT" else there
+    with pytest.raises(OutcomeUnknownError, match="may or may not be there"):
+        store_at(scripted).put("a", b"record", mode=mode)
+    assert [method for method, _, _ in scripted.seen] == ["PUT", "GET"]
+
+
+def test_a_put_whose_etag_says_nothing_is_read_back_once_and_believed(scripted):
+    """With a key of KMS, or one's own, an ETag is no MD5."""
+    scripted.script = lambda method, *_: ANOTHERS if method == "PUT" else (200, "record", ("ETag", '"e"'))
+    assert store_at(scripted).put("a", b"record").size == 6
+    assert [method for method, _, _ in scripted.seen] == ["PUT", "GET"]
+
+
+def test_a_put_that_names_the_bodys_md5_is_one_request(scripted):
+    scripted.script = answers(200, "", ("ETag", f'"{md5(b"record")}"'))
+    assert store_at(scripted).put("a", b"record").etag == md5(b"record")
+    assert [method for method, _, _ in scripted.seen] == ["PUT"]
+
+
+def test_a_small_upload_that_is_answered_with_anothers_etag_is_looked_at(scripted):
+    scripted.script = lambda method, *_: ANOTHERS if method == "PUT" else (404, "NoSuchKey")
+    with pytest.raises(OutcomeUnknownError, match="cannot be seen"):
+        upload(store_at(scripted), 6)
+    scripted.script = lambda method, *_: ANOTHERS if method == "PUT" else sized(6)
+    assert upload(store_at(scripted), 6).size == 6
+
+
+def refusal(status, inside):
+    """Return a refusal of S3 with more than a code in it."""
+    return status, f"<Error>{inside}</Error>", ("Raw", ""), ("Content-Type", "application/xml")
+
+
+READS = {
+    "get": CALLS["get"],
+    "get_range": CALLS["get_range"],
+    "head": lambda store: store.head("a"),
+}
+
+
+@pytest.mark.parametrize("call", READS)
+@pytest.mark.parametrize(
+    "code",
+    ["NoSuchTenant", "NoSuchAccessPoint", "NoSuchWebsiteConfiguration", "NoSuchVersion", "NoSuchUpload", "NotFound"],
+)
+def test_that_something_else_is_missing_is_no_absence_of_the_object(scripted, call, code):
+    """Else a run's log looks shorter than it is."""
+    scripted.script = answers(404, code)
+    with pytest.raises(UnavailableError, match=rf"404 {code}.*Something else than the object"):
+        READS[call](store_at(scripted))
+
+
+@pytest.mark.parametrize("call", [*READS, "delete"])
+def test_the_absence_of_another_object_is_no_absence_of_this_one(scripted, call):
+    """On a kept connection that is out of step, this is the answer to another request."""
+    calls = READS | {"delete": CALLS["delete"]}
+    for other in ("other/key", "run/b", "n/a", "run/a/b"):
+        scripted.script = answers(*refusal(404, f"<Code>NoSuchKey</Code><Key>{other}</Key>"))
+        with pytest.raises(OutcomeUnknownError if call == "delete" else UnavailableError, match="not S3"):
+            calls[call](store_at(scripted))
+
+
+@pytest.mark.parametrize("spelled", ["run/a", "/run/a", "/bucket/run/a", "run%2Fa", ""])
+def test_an_absence_is_believed_however_the_server_spells_the_key(scripted, spelled):
+    scripted.script = answers(*refusal(404, f"<Code>NoSuchKey</Code><Key>{spelled}</Key>"))
+    for call in READS.values():
+        with pytest.raises(NotFoundError, match="NoSuchKey"):
+            call(store_at(scripted))
+    CALLS["delete"](store_at(scripted))
+
+
+@pytest.mark.parametrize(
+    ("call", "status"), [("get", 404), ("list", 404), ("list", 200), ("create", 404), ("create", 200)]
+)
+def test_an_answer_without_end_is_not_read_to_its_end(scripted, call, status):
+    sent = []
+
+    def endless():
+        yield b"<Error><Code>NoSuchKey</Code><Message>"
+        for _ in range(200):
+            sent.append(MIB)
+            yield bytes(MIB)
+
+    scripted.script = lambda *_: (status, endless(), ("Raw", ""), ("Content-Length", str(400 * MIB)), ("ETag", '"e"'))
+    with pytest.raises(OutcomeUnknownError if call == "create" else UnavailableError, match="connection broke"):
+        CALLS[call](store_at(scripted))
+    assert sum(sent) < 60 * MIB
