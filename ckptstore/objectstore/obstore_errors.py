@@ -9,10 +9,12 @@ text itself, many lines of it, is never shown.
 from __future__ import annotations
 
 import contextlib
+import html
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 from obstore import exceptions as foreign
 
@@ -73,7 +75,11 @@ _BY_KIND = {
 _UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _CLOSE_TO = 0.95
 _NOT_FOUND = 404
+_TEMPORARY = 500
 _ABSENT = ("NoSuchKey", "BlobNotFound")
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+_KEY = re.compile(r"<Key>([^<>]{1,4096})</Key>")
+_ELSEWHERE = "performing token request"  # of who hands out credentials; they have other forms
 
 
 class Provider(Protocol):
@@ -101,9 +107,10 @@ def translated(error: Exception, request: Request, *, limit: float) -> CkptStore
     """
     text = str(error)
     answer = _read(error, text, limit)
-    # Only an object store can say that an object is absent, and it says so by name.
-    if request.doing == "GET" and answer.status == _NOT_FOUND and answer.code is None:
-        answer = replace(answer, kind=InvalidInputError, hint=_CHECK_ENDPOINT)
+    if _is_foreign(answer, text, request):
+        what = "a web page" if _PAGE.search(text) else "something that is no object store"
+        said = " ".join(filter(None, [str(answer.status), answer.code, "by", what]))
+        answer = Answer(reason=said, hint=_CHECK_ENDPOINT, ambiguous=answer.ambiguous)
     named = answer.code in _ABSENT or _IN_BATCH.search(text) is not None
     if request.doing == "DELETE" and answer.status == _NOT_FOUND and named:
         request = replace(request, writes=False)  # there was nothing to change
@@ -115,6 +122,23 @@ def translated(error: Exception, request: Request, *, limit: float) -> CkptStore
     elif answer.status is None and answer.sent and _elapsed(text) >= _CLOSE_TO * limit:
         answer = replace(answer, kind=StalledError, reason=f"no answer in {limit:g} s")
     return error_for(replace(answer, ambiguous=False), replace(request, writes=False))
+
+
+def _is_foreign(answer: Answer, text: str, request: Request) -> bool:
+    """Return whether a status is not the store's own: what it seems to say is neither done, nor refused, nor absent.
+
+    A store says why it refuses, except to a HEAD, and in Azure's answers to a batch. Only a store can say that an
+    object is absent, and it says so by name, and of this object.
+    """
+    if answer.status is None or answer.status >= _TEMPORARY or request.doing == "HEAD":
+        return False
+    if answer.code is None:
+        return _IN_BATCH.search(text) is None and _ELSEWHERE not in text
+    if request.doing != "GET" or answer.status != _NOT_FOUND or answer.code in _NO_BUCKET:
+        return False
+    key = html.unescape(_find(_KEY, text) or "").lstrip("/")
+    ours = not key or any(request.url.endswith(f"/{each}") for each in (key, unquote(key)))
+    return answer.code not in _ABSENT or not ours
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ from ckptstore.units import MIB
 SLOWEST_BYTES_PER_SECOND = MIB
 """What moves more slowly than this, beyond the time for an answer, is given up: of parts in flight, all together."""
 _CONNECT_SECONDS = 5.0
-_LONGEST_READ_SECONDS = 3600.0  # of one that goes on; one that says nothing ends much earlier
 
 # The process in which obstore's threads run. They do not survive a fork, and a child that used them would hang, and
 # disturb its parent.
@@ -146,7 +145,7 @@ class Use(Enum):
     ONCE = "once"
     """Small, or to be sent by whoever asks again: its answer says what happened to it."""
     READ = "read"
-    """Many bytes come: as long as they come, it may go on."""
+    """Many bytes come: it ends early where nothing comes, and in any case."""
     UPLOAD = "upload"
     """One of an upload. Only these are tried again down here: nobody above can send one part again."""
 
@@ -169,16 +168,17 @@ class Clients:
         reached = self._here.reached if self._here.pid == os.getpid() else None
         return reached.provider if reached is not None else None
 
-    def limit(self, use: Use, size: int) -> float:
-        """Return after how many seconds one try of a request is given up that sends `size` bytes.
+    @property
+    def silence(self) -> float:
+        """After how many seconds without a byte of an answer a request is given up."""
+        return self._service.silence_seconds or self._transfer.retry.stall_timeout_seconds
 
-        Of one that reads: without another byte.
-        """
-        patience = self._service.silence_seconds or self._transfer.retry.stall_timeout_seconds
+    def limit(self, use: Use, size: int) -> float:
+        """Return after how many seconds one try of a request is given up that moves at most `size` bytes."""
         if use is Use.READ:
-            return patience
+            return self.silence + self._transfer.fetches_in_flight * _rounded_up(size) / SLOWEST_BYTES_PER_SECOND
         beside = self._transfer.parts_in_flight if use is Use.UPLOAD else 1  # they share the way
-        return patience + beside * _rounded(size) / SLOWEST_BYTES_PER_SECOND
+        return self.silence + beside * _rounded(size) / SLOWEST_BYTES_PER_SECOND
 
     def of(self, use: Use, size: int = 0) -> Any:
         """Return a client for requests of a kind that move at most `size` bytes each.
@@ -208,10 +208,10 @@ class Clients:
         retry = self._transfer.retry
         http: dict[str, Any] = {
             "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-            "timeout": timedelta(seconds=_LONGEST_READ_SECONDS if use is Use.READ else seconds),
+            "timeout": timedelta(seconds=seconds),
         }
         if use is Use.READ:
-            http["read_timeout"] = timedelta(seconds=seconds)
+            http["read_timeout"] = timedelta(seconds=self.silence)
         policy = {
             "max_retries": retry.attempts - 1 if use is Use.UPLOAD else 0,
             "retry_timeout": timedelta(seconds=retry.deadline_seconds),
@@ -237,6 +237,11 @@ class _Here:
 def _rounded(size: int) -> int:
     """Return whole MiB: few limits, and so few clients, each of which has connections of its own."""
     return size // MIB * MIB
+
+
+def _rounded_up(size: int) -> int:
+    """Return a power of two of MiB that `size` bytes fit into, or 0: few limits, too, and none that is too short."""
+    return (1 << (-(-size // MIB) - 1).bit_length()) * MIB if size else 0
 
 
 def tls_options(endpoint: str | None, *, verify: bool | str | None) -> dict[str, Any]:

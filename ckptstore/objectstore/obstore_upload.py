@@ -20,7 +20,7 @@ from ckptstore.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ckptstore.objectstore.patience import Patience
+from ckptstore.objectstore.patience import Patience, tried
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 from ckptstore.options import RetryOptions
 
@@ -124,14 +124,32 @@ class ObstoreUpload:
             fault = self._wrong_size(self._written)
             self.abort()
             raise fault
-        writer, self._writer = self._writer, None
-        failure: OutcomeUnknownError | None = None
-        try:
-            with self._translating():
-                writer.close()  # where it fails, it lets the server forget the parts
-        except OutcomeUnknownError as error:
-            failure = error
-        return self._confirmed(failure)
+        held, writers = self._before_begun, [self._writer]
+        self._writer = None
+
+        def publish() -> ObjectInfo:
+            failure: OutcomeUnknownError | None = None
+            try:
+                with self._translating():
+                    writer = writers.pop() if writers else self._rewritten(held or [])
+                    writer.close()  # where it fails, it lets the server forget the parts
+            except OutcomeUnknownError as error:
+                failure = error
+            return self._confirmed(failure)
+
+        if held is None:
+            return publish()
+        # One request, which something else may have answered. Nobody else writes this key: it has the same effect
+        # twice. A server that has answered was asked often enough.
+        return tried(
+            publish, Patience(self._retry, writes=True), hopeless=lambda error: error.facts.get("status") is not None
+        )
+
+    def _rewritten(self, pieces: list[bytes | memoryview]) -> obstore.WritableFile:
+        writer = self._open_writer()
+        for piece in pieces:
+            writer.write(piece)
+        return writer
 
     def _confirmed(self, failure: OutcomeUnknownError | None) -> ObjectInfo:
         # The answer may be lost, or be that of a second try. Nobody else ever writes this key (I6): ask for it.

@@ -36,7 +36,7 @@ from ckptstore.objectstore.obstore_upload import ObstoreUpload
 from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
 from ckptstore.objectstore.wrappers.retrying import RetryingStore
 from ckptstore.options import MAX_PARTS, TransferOptions
-from ckptstore.units import format_bytes
+from ckptstore.units import MIB, format_bytes
 
 _NOTHING = "no-object-is-called-so"
 
@@ -89,9 +89,14 @@ class ObstoreStore:
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return the whole object. See `ObjectStore.get`."""
-        with self._asking("GET", key, use=Use.READ) as (client, path):
+        small = max_bytes <= MIB
+        with self._asking("GET", key, use=Use.ONCE if small else Use.READ, size=0 if small else max_bytes) as (
+            client,
+            path,
+        ):
             result = client.get(path)
-            if result.meta["e_tag"] is None and str(result.attributes.get("Content-Type")).startswith("text/html"):
+            page = str(result.attributes.get("Content-Type")).startswith("text/html")
+            if _is_foreign(result.meta) or (page and result.meta["e_tag"] is None):
                 raise _not_a_store(f"GET {self.url}/{key}")
             if result.meta["size"] > max_bytes:
                 raise IntegrityError(
@@ -102,9 +107,9 @@ class ObstoreStore:
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
         end = checked_range(key, start, length)
-        self._clients.of(Use.READ)  # what this process must not do is refused here
+        self._clients.of(Use.READ, length)  # what this process must not do is refused here
         try:
-            with self._asking("GET", key, use=Use.READ) as (client, path):
+            with self._asking("GET", key, use=Use.READ, size=length) as (client, path):
                 piece = bytes(client.get_range(path, start=start, end=end))
         except UnsupportedError:  # some servers serve pieces under the status of a whole object
             request = Request("GET", f"{self.url}/{key}", key)
@@ -117,21 +122,28 @@ class ObstoreStore:
     def head(self, key: str) -> ObjectInfo:
         """Return what is known of `key`. See `ObjectStore.head`."""
         try:
-            with self._asking("HEAD", key) as (client, path):
-                return self._info(client.head(path), key)
-        except NotFoundError:
-            # Its answer has no body: only a GET's names what is missing, the object or the bucket.
+            return self._head(key)
+        except (NotFoundError, AccessDeniedError) as error:
+            if error.facts.get("status") is None and isinstance(error, AccessDeniedError):
+                raise  # nobody was asked: there are no credentials
+            # Its answer has no body: only a GET's names what is missing, the object or the bucket, or who refuses.
             with contextlib.suppress(IntegrityError):
                 self.get(key, max_bytes=0)
         try:  # it is there after all: it came in between, or one of the two answers is none of the store's
-            with self._asking("HEAD", key) as (client, path):
-                return self._info(client.head(path), key)
-        except NotFoundError as error:
+            return self._head(key)
+        except (NotFoundError, AccessDeniedError) as error:
             raise UnavailableError(
-                f"HEAD {self.url}/{key}: absent for a HEAD, and there for a GET.",
+                f"HEAD {self.url}/{key}: absent or refused for a HEAD, and there for a GET.",
                 hint="Something else answers some of the requests: check the endpoint, HTTPS_PROXY and NO_PROXY.",
                 **error.facts,
             ) from error
+
+    def _head(self, key: str) -> ObjectInfo:
+        with self._asking("HEAD", key) as (client, path):
+            meta = client.head(path)
+            if _is_foreign(meta):
+                raise _not_a_store(f"HEAD {self.url}/{key}")
+            return self._info(meta, key)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`. See `ObjectStore.list`.
@@ -140,9 +152,8 @@ class ObstoreStore:
         and `a/b`, and so in what a page that starts after a key holds.
 
         Raises:
-            UnavailableError: What was listed is not whole.
+            UnavailableError: What was listed is not whole, or something else than an object store answers.
             StalledError: It does not end.
-            InvalidInputError: Something else than an object store answers.
         """
         checked_prefix(prefix)
         request, limit = Request("LIST", f"{self.url}/{prefix}", prefix), self._clients.limit(Use.ONCE, 0)
@@ -259,7 +270,9 @@ class ObstoreStore:
         self, doing: str, key: str, *, use: Use = Use.ONCE, size: int = 0, writes: bool = False
     ) -> Iterator[tuple[Any, str]]:
         path = self._root + checked_key(key)
-        with self._translating(Request(doing, f"{self.url}/{key}", key, writes), self._clients.limit(use, size)):
+        # Of a read, how long it was silent at least: whether nothing came, or not all of it, obstore does not tell.
+        limit = self._clients.silence if use is Use.READ else self._clients.limit(use, size)
+        with self._translating(Request(doing, f"{self.url}/{key}", key, writes), limit):
             yield self._clients.of(use, size), path
 
     def _translating(self, request: Request, limit: float) -> contextlib.AbstractContextManager[None]:
@@ -295,8 +308,13 @@ def open_gcs(bucket: str, prefix: str, *, options: Mapping[str, Any], transfer: 
     return ObstoreStore(GcsBucket(bucket, options), prefix, transfer=transfer)
 
 
-def _not_a_store(asked: str) -> InvalidInputError:
-    return InvalidInputError(
+def _is_foreign(meta: Mapping[str, Any]) -> bool:
+    """Return whether an answer has neither an ETag nor a time, of which every store gives one at least."""
+    return meta["e_tag"] is None and meta["last_modified"].timestamp() == 0  # what obstore makes of no time
+
+
+def _not_a_store(asked: str) -> UnavailableError:
+    return UnavailableError(
         f"{asked}: an answer that is none of an object store.",
         hint="Something else answers there: check the endpoint, HTTPS_PROXY and NO_PROXY.",
     )
