@@ -16,10 +16,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# Azurite comes by npm. Where there is none, the tests of az:// are skipped and say so.
+# Azurite comes by npm. Where it cannot be had, the tests of az:// are skipped and say so.
 $(VENV)/.azurite: $(VENV)/.ready
-	if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(VENV)/node azurite@3.35.0; fi
-	touch $@
+	npm install --silent --no-audit --no-fund --prefix $(VENV)/node azurite@3.35.0 && touch $@ || \
+		echo "There is no Azurite: the tests of az:// will be skipped."
 
 ## make demo           train, kill a rank during a save, resume on fewer ranks (STORE=file, s3, s3fs, gcs)
 demo: $(VENV)/.ready

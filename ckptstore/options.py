@@ -145,7 +145,12 @@ class TransferOptions:
             fetch_bytes=self.fetch_bytes,
             fetches_in_flight=self.fetches_in_flight,
         )
-        check_kinds(retry=(self.retry, RetryOptions))
+        if not isinstance(self.retry, RetryOptions):
+            raise InvalidInputError(
+                f"retry must be RetryOptions, not {self.retry!r:.80}.",
+                hint="Pass retry=RetryOptions(...), or leave it out.",
+                option="retry",
+            )
         if self.part_bytes < MIN_PART_BYTES:
             raise InvalidInputError(
                 f"part_bytes is {self.part_bytes}, object stores take parts of {MIN_PART_BYTES} bytes or more.",
