@@ -39,9 +39,9 @@ class CheckpointStore:
         """Return the run at `url`; an absent run is an empty one.
 
         Args:
-            url: `file://`, `s3://`, `memory://`, or a plain path.
+            url: A plain path, `file://`, `s3://`, `gs://`, `az://`, `memory://`, or what fsspec knows.
             engine: What moves the bytes, where a scheme has several.
-            storage_options: Credentials, endpoint, region, by s3fs's usual names.
+            storage_options: Credentials, endpoint, region, by s3fs's and gcsfs's usual names.
             transfer: How bytes are moved.
             log: How records are appended, by `pin`, `rollback` and the like.
             observer: Told of records that were ignored and tails that were lost.

@@ -93,8 +93,8 @@ def moved_to_the_front(arguments: Sequence[str]) -> list[str]:
 
 def _value(name: str, text: str) -> Any:
     """Return true, false, null and a number of seconds as what they are, and all else as text: a key may be digits."""
-    if text in ("true", "false", "null"):
-        return json.loads(text)
+    if text.lower() in ("true", "false", "null"):
+        return json.loads(text.lower())
     if name.endswith("timeout"):
         with contextlib.suppress(ValueError):
             return float(text)

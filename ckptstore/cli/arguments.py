@@ -11,7 +11,9 @@ from ckptstore.cli.render import print_warning
 from ckptstore.errors import ResumeError
 from ckptstore.store import CheckpointStore
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="The run's root: a path, file://, s3:// or memory://.")]
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="The run's root: a path, s3://, gs://, az://, or what else is known.")
+]
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="A checkpoint: NAME (its newest selectable one) or NAME@SEQ (exactly).")
 ]

@@ -55,6 +55,8 @@ class FsspecPlace:
         if isinstance(_innermost(self.fs), CachingFileSystem):
             raise _caches(protocol)
         self.innermost = _innermost(self.fs)
+        # One client of these serves one thread at a time: two that wait for its answers take each other's.
+        self._turn = contextlib.nullcontext() if _is_async(self.innermost) else threading.RLock()
         self._refreshes = _takes(self.fs, "ls", "refresh")
 
     @property
@@ -78,9 +80,11 @@ class FsspecPlace:
         """Whether it is fsspec's `memory`."""
         return isinstance(self.innermost, MemoryFileSystem)
 
-    def turn(self) -> contextlib.AbstractContextManager[object]:
-        """Return what is held during a call."""
-        return _memory_lock if self.is_memory else contextlib.nullcontext()
+    def turn(self, *, races: bool = False) -> contextlib.AbstractContextManager[object]:
+        """Return what is held during a call; `races`: it is a create, which must hold out against others anyway."""
+        if self.is_memory:
+            return _memory_lock
+        return contextlib.nullcontext() if races else self._turn
 
     def forget(self) -> None:
         """Let the file system forget what it remembers of listings."""

@@ -191,14 +191,15 @@ class KeptBack:
             with self._place.turn():
                 self._place.fs.pipe_file(self._path, self._kept.read())
             return
-        file = self._place.fs.open(self._path, "wb")
-        try:
-            while piece := self._kept.read(self._piece_bytes):
-                file.write(piece)
-            file.close()
-        except BaseException:
-            drop(self._place, file, self._path)  # leaving a `with` would publish what was written
-            raise
+        with self._place.turn():
+            file = self._place.fs.open(self._path, "wb")
+            try:
+                while piece := self._kept.read(self._piece_bytes):
+                    file.write(piece)
+                file.close()
+            except BaseException:
+                drop(self._place, file, self._path)  # leaving a `with` would publish what was written
+                raise
 
     def close(self) -> None:
         """See `Sink`."""

@@ -122,6 +122,14 @@ def read_azure_options(given: Mapping[str, Any], environment: Mapping[str, str] 
         options = _with_string(replace(options, connection_string=None), text)
     if not said and environment.get("AZURE_STORAGE_USE_EMULATOR", "").lower() == "true":
         return replace(options, use_emulator=True)
+    if options.account_name is None and not options.use_emulator:
+        name = environment.get("AZURE_STORAGE_ACCOUNT_NAME") or environment.get("AZURE_STORAGE_ACCOUNT")
+        if not name and options.endpoint is None and not environment.get("AZURE_STORAGE_ENDPOINT"):
+            raise InvalidInputError(
+                "No storage account is named for az://.",
+                hint="Export AZURE_STORAGE_ACCOUNT_NAME, or pass storage_options={'account_name': …}.",
+            )
+        options = replace(options, account_name=name or None)
     if options.endpoint is None and not options.use_emulator:
         there = environment.get("AZURE_STORAGE_ENDPOINT") or environment.get("AZURE_ENDPOINT")
         options = replace(options, endpoint=there or None)

@@ -93,8 +93,8 @@ def _split(url: str | os.PathLike[str]) -> tuple[str, str]:
     if scheme in _CLOUDS and not _BUCKET.fullmatch(path.split("/")[0]):
         # The name is not shown: it could hold credentials (`s3://key:secret@bucket`).
         raise InvalidInputError(
-            f"A URL of {scheme}:// needs a {_CLOUDS[scheme]}'s name first.",
-            hint=f"Write {scheme}://{_CLOUDS[scheme]}/path/to/run.",
+            f"What follows {scheme}:// first is no {_CLOUDS[scheme]}'s name: 3 to 255 letters, digits, `.`, `-`, `_`.",
+            hint=f"Write {scheme}://{_CLOUDS[scheme]}/path/to/run; credentials do not belong in a URL.",
         )
     return scheme, _checked(path)
 

@@ -86,7 +86,7 @@ class FsspecStore(UploadsUntold):
                 )
             self._make_directory(place, path)
             try:
-                with place.turn():
+                with place.turn(races=creates):
                     place.fs.pipe_file(path, bytes(body), **({"mode": "create"} if creates else {}))
             except FileExistsError as error:
                 if not creates:
@@ -155,7 +155,9 @@ class FsspecStore(UploadsUntold):
     def _place(self) -> FsspecPlace:
         place = self._made.get(os.getpid())
         if place is None:
-            place = self._made.setdefault(os.getpid(), FsspecPlace(self._protocol, self._root, self._given))
+            with translating(Request("CONNECT", self.url, "")):  # many clients connect when they are made
+                made = FsspecPlace(self._protocol, self._root, self._given)
+            place = self._made.setdefault(os.getpid(), made)
         return place
 
     def _path(self, key: str) -> str:
