@@ -27,7 +27,7 @@ demo: $(VENV)/.ready
 
 ## make test           lint, types, import contract and the whole suite
 test: lint $(VENV)/.azurite
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 ## make lint           format, lint, types, import contract
 lint: $(VENV)/.ready

@@ -12,12 +12,13 @@ from ckptstore import CheckpointStore
 from ckptstore.errors import AccessDeniedError, InvalidInputError, UnavailableError
 from ckptstore.events import UploadBegan
 from ckptstore.objectstore.urls import open_store
-from ckptstore.options import LogOptions
+from ckptstore.options import LogOptions, RetryOptions, TransferOptions
 from localstack.ports import free_port_pairs
 from localstack.seaweedfs import SeaweedFS
 
 pytestmark = pytest.mark.servers
 SECONDS = 30
+IMPATIENT = TransferOptions(retry=RetryOptions(attempts=3, deadline_seconds=10))
 """A store that does not answer is known as such within this time, by every face."""
 
 
@@ -90,7 +91,7 @@ def test_a_server_that_goes_away_in_the_middle_of_a_save_ends_it_in_time_and_wha
             if isinstance(event, UploadBegan):
                 server._process.stop()
 
-        writer = sw.CkptStoreWriter(url, observer=stop, log=LogOptions(deadline_seconds=5))
+        writer = sw.CkptStoreWriter(url, observer=stop, log=LogOptions(deadline_seconds=5), transfer=IMPATIENT)
         began = time.monotonic()
         error = sw.cause(raised(lambda: sw.save(state(), checkpoint_id="b", storage_writer=writer)))
         assert time.monotonic() - began < SECONDS
@@ -117,7 +118,7 @@ def test_an_endpoint_that_is_no_object_store_is_no_fresh_run(s3_url, monkeypatch
         try:
             monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
             for face in faces(s3_url):
-                error = told(face, InvalidInputError, s3_url, seconds=SECONDS)
+                error = told(face, UnavailableError, s3_url, seconds=SECONDS)
                 assert "endpoint" in error.hint
         finally:
             server.shutdown()

@@ -17,6 +17,7 @@ from states import blank, same
 import storage_writers as sw
 
 TESTS = str(Path(__file__).parents[1])
+ROOT = str(Path(TESTS).parent)
 SECONDS = 20
 """How long a child may take: what hangs, hangs for longer."""
 
@@ -43,10 +44,10 @@ def load(place):
 def run(code, *given):
     """Run code in a process of its own, with `given` as it pickles; return the lines that it prints."""
     words = base64.b64encode(pickle.dumps(given)).decode()
-    head = "import base64, pickle, sys\nsys.path.insert(0, sys.argv[2])\n"
+    head = "import base64, pickle, sys\nsys.path[:0] = sys.argv[2:]\n"
     head += "given = pickle.loads(base64.b64decode(sys.argv[1]))\n"
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", head + textwrap.dedent(code), words, TESTS],
+        [sys.executable, "-W", "error", "-c", head + textwrap.dedent(code), words, TESTS, ROOT],
         capture_output=True,
         text=True,
         timeout=120,
@@ -135,11 +136,11 @@ def test_the_workers_of_a_data_loader_read_from_the_store_that_its_dataset_holds
     save(place, 3)
     program = tmp_path / "loaders.py"  # a file: spawned workers import it
     given = base64.b64encode(pickle.dumps((place, SECONDS))).decode()
-    head = "import base64, pickle, sys\nsys.path.insert(0, sys.argv[2])\n"
+    head = "import base64, pickle, sys\nsys.path[:0] = sys.argv[2:]\n"
     head += "given = pickle.loads(base64.b64decode(sys.argv[1]))\n"
     program.write_text(head + textwrap.dedent(LOADERS))
     ended = subprocess.run(
-        [sys.executable, str(program), given, TESTS], capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, str(program), given, TESTS, ROOT], capture_output=True, text=True, timeout=150, check=False
     )
     assert ended.returncode == 0, ended.stderr
     refused = "fork UnsupportedError True"
