@@ -20,7 +20,7 @@ from ckptstore.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ckptstore.objectstore.patience import Patience
+from ckptstore.objectstore.patience import Patience, tried
 from ckptstore.objectstore.port import ObjectStore, PutMode
 from ckptstore.options import RetryOptions
 
@@ -191,16 +191,11 @@ def _created(store: ObjectStore, key: str, body: bytes) -> bool:
 
 def _creates(store: ObjectStore, key: str, body: bytes, clock: Clock | None) -> bool:
     """Do the same as `_created`, again and again while the store takes no requests."""
-    clock = clock or SystemClock()
-    patience = Patience(PATIENCE, clock=clock)
-    while True:
-        try:
-            return _created(store, key, body)
-        except UnavailableError as error:
-            pause = patience.pause_after(error) if error.facts.get("status") in TOO_MUCH else None
-            if pause is None:
-                raise
-        clock.sleep(pause)
+    return tried(
+        lambda: _created(store, key, body),
+        Patience(PATIENCE, clock=clock),
+        hopeless=lambda error: error.facts.get("status") not in TOO_MUCH,
+    )
 
 
 def _held(store: ObjectStore, key: str) -> bytes:
