@@ -1,6 +1,9 @@
 """An S3 client of aiobotocore for threads: opened when it is first used, closed when nobody uses it any longer.
 
 It sends each request once: nothing below it tries again, so that an answer is the answer to what was asked.
+
+All that it uses is imported with this module, and not first in the loop's thread: a process that is forked while
+another thread imports has that module locked for ever.
 """
 
 from __future__ import annotations
@@ -12,6 +15,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from typing import Any, TypeVar
+
+import aiobotocore.config
+import aiobotocore.session
+import botocore
 
 from ckptstore.errors import CkptStoreError
 from ckptstore.objectstore import credentials, loop
@@ -26,6 +33,7 @@ from ckptstore.objectstore.s3_errors import (
     refuse_foreign,
     translating,
 )
+from ckptstore.objectstore.s3_http import OnceSession
 from ckptstore.objectstore.s3_options import S3Options
 from ckptstore.options import MAX_SECONDS
 
@@ -122,8 +130,6 @@ def open_client(options: S3Options) -> S3Client:
     async def open_() -> Opened:
         stack = AsyncExitStack()
         arguments = client_arguments(options)
-        import aiobotocore.config  # noqa: PLC0415  (only if it is used)
-
         config = aiobotocore.config.AioConfig(**config_arguments(options))
         session = new_session(options.profile)
         return await stack.enter_async_context(session.create_client("s3", config=config, **arguments)), stack.aclose
@@ -133,8 +139,6 @@ def open_client(options: S3Options) -> S3Client:
 
 def new_session(profile: str | None) -> Any:
     """Return a session of aiobotocore, which reads the descriptions of services once per process."""
-    import aiobotocore.session  # noqa: PLC0415  (only if it is used)
-
     session = aiobotocore.session.AioSession(profile=profile)
     session.register_component("data_loader", _loader())
     return session
@@ -142,8 +146,6 @@ def new_session(profile: str | None) -> Any:
 
 @cache
 def _loader() -> Any:
-    import aiobotocore.session  # noqa: PLC0415  (only if it is used)
-
     return aiobotocore.session.AioSession().get_component("data_loader")
 
 
@@ -168,8 +170,6 @@ def config_arguments(options: S3Options, *, connections: int = _CONNECTIONS) -> 
         options: The settings of s3://.
         connections: How many there may be at once.
     """
-    from ckptstore.objectstore.s3_http import OnceSession  # noqa: PLC0415  (only if it is used)
-
     said: dict[str, Any] = {
         "retries": {"total_max_attempts": 1, "mode": "standard"},
         "connect_timeout": options.connect_timeout_seconds or _CONNECT_SECONDS,
@@ -183,8 +183,6 @@ def config_arguments(options: S3Options, *, connections: int = _CONNECTIONS) -> 
     if options.addressing_style != "auto":
         said["s3"] = {"addressing_style": options.addressing_style}
     if options.anon:
-        import botocore  # noqa: PLC0415  (only if it is used)
-
         said["signature_version"] = botocore.UNSIGNED
     elif options.signature_version is not None:
         said["signature_version"] = options.signature_version

@@ -81,6 +81,23 @@ def test_forks_in_the_middle_of_everything_hang_nobody(s3_url):
 
 
 @pytest.mark.servers
+def test_no_module_is_first_imported_in_the_loop_where_a_fork_would_lock_it_for_ever(s3_url):
+    code = """
+        import sys
+        from ckptstore.objectstore.urls import open_store
+        store = open_store(sys.argv[1], engine="s3fs")
+        before = {*sys.modules}
+        store.put("a", b"x")
+        with store.open_upload("b", size=1) as upload:
+            upload.write(b"x")
+            upload.complete()
+        assert [info.key for info in store.list("")] == ["a", "b"]
+        print(sorted({*sys.modules} - before))
+    """
+    assert run(code, s3_url) == (0, "[]\n")
+
+
+@pytest.mark.servers
 def test_an_upload_belongs_to_the_process_that_began_it(s3_url):
     code = """
         import os, sys
