@@ -26,23 +26,21 @@ class Source:
 
     Args:
         key: Where it stands in the state.
-        tensor: The caller's; None after it has been copied.
+        tensor: The caller's, detached.
     """
 
-    __slots__ = ("device", "dtype", "key", "nbytes", "shape", "staged", "tensor")
+    __slots__ = ("key", "nbytes", "staged", "tensor", "width")
 
     def __init__(self, key: str, tensor: torch.Tensor) -> None:
-        self.key = key
-        self.tensor: torch.Tensor | None = tensor
+        self.key, self.tensor = key, tensor
         self.staged: torch.Tensor | None = None
-        self.device, self.dtype, self.shape = tensor.device, tensor.dtype, tensor.shape
-        self.nbytes = tensor.numel() * tensor.element_size()
+        """Its copy, which stands in the state that is saved."""
+        self.width = tensor.element_size()
+        self.nbytes = tensor.numel() * self.width
 
     def result(self) -> torch.Tensor:
         """Return what stands in the state that is saved: its copy, or itself if it has none."""
-        result = self.tensor if self.staged is None else self.staged
-        assert result is not None  # noqa: S101  (asked for before anything is copied)
-        return result
+        return self.tensor if self.staged is None else self.staged
 
 
 class _Distributed:
