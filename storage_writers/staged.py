@@ -35,9 +35,9 @@ class _Place:
 
     def __init__(self, source: Source, start: int, view: torch.Tensor) -> None:
         self.key, self.nbytes = source.key, source.nbytes
-        self.tensor: torch.Tensor | None = source.tensor
+        self.tensor: torch.Tensor | None = tensors.copyable(source.tensor)
         """The caller's, until it is copied."""
-        self.start, self.view = start, view
+        self.start, self.view = start, tensors.copyable(view)
         self.copied, self.wanted, self.uses = False, True, 0
 
 
@@ -73,7 +73,7 @@ class _Read:
 
     def __init__(self, key: str, tensor: torch.Tensor) -> None:
         self.key = key
-        self._blocks = tensors.blocks(tensor.detach(), block_bytes=tensors.PIECE_BYTES)
+        self._blocks = tensors.blocks(tensors.copyable(tensor.detach()), block_bytes=tensors.PIECE_BYTES)
         self.block = next(self._blocks, None)
         """The next one that nobody reads yet."""
         self.ahead: deque[_Slot] = deque()

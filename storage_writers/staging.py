@@ -54,6 +54,10 @@ class StagingPool:
         self._process = os.getpid()
         _pools.add(self)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # With a writer that is sent to another process; memory stays behind.
+        return _remade, (self._staging_bytes, self._local_ranks, self._shared)
+
     @property
     def held_bytes(self) -> int:
         """How much memory it holds now."""
@@ -109,6 +113,10 @@ class StagingPool:
     def _at_exit(self) -> None:
         if self._outstanding is not None and self._process == os.getpid():  # a fork has no threads to wait for
             self._outstanding.end()
+
+
+def _remade(staging_bytes: int | None, local_ranks: int, shared: bool) -> StagingPool:  # noqa: FBT001  (pickle's)
+    return StagingPool(staging_bytes=staging_bytes, local_ranks=local_ranks, shared=shared)
 
 
 @contextlib.contextmanager
