@@ -11,7 +11,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.tensor import DTensor
 
-from ckptstore.errors import CkptStoreError, UnsupportedError
+from ckptstore.errors import CkptStoreError, InvalidInputError, UnsupportedError
 from ckptstore.format.dtypes import DTYPES
 
 _FIXED = frozenset({int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
@@ -89,6 +89,7 @@ class Captured:
         state_dict: The caller's. Nothing in it is changed.
 
     Raises:
+        InvalidInputError: A tensor has no memory; it is named.
         UnsupportedError: A value cannot be copied; it is named.
     """
 
@@ -150,6 +151,12 @@ class Captured:
 
     def _source(self, tensor: torch.Tensor, key: str) -> Source:
         tensor = tensor.detach()
+        if tensor.untyped_storage().nbytes() == 0 and tensor.numel():  # to read it would kill the process
+            raise InvalidInputError(
+                f"{key} has no memory: its storage was freed.",
+                hint="Take the state from get_state_dict, or where the model is not sharded at this moment.",
+                key=key,
+            )
         lazy = tensor.is_conj(), tensor.is_neg()
         seen = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, lazy)
         source = self._seen.get(seen)

@@ -68,6 +68,7 @@ class StagingPool:
 
         Raises:
             BusyError: Another state is staged.
+            InvalidInputError: A tensor has no memory, because its storage was freed.
             UnavailableError: There is no memory for the pool.
             UnsupportedError: A value that is no tensor cannot be copied; it is named.
         """
