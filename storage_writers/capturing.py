@@ -150,7 +150,8 @@ class Captured:
         return self._source(tensor, key) if is_plain(tensor) else None
 
     def _source(self, tensor: torch.Tensor, key: str) -> Source:
-        tensor = tensor.detach()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if tensor.untyped_storage().nbytes() == 0 and tensor.numel():  # to read it would kill the process
             raise InvalidInputError(
                 f"{key} has no memory: its storage was freed.",

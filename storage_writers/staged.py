@@ -25,7 +25,7 @@ JOIN_SECONDS = 60.0
 IDLE_SECONDS = 3600.0
 """How long reading ahead waits for room before it leaves the rest to the upload."""
 _BLOCK_BYTES = 64 * MIB
-_BATCH_BYTES, _BATCH_COUNT = 32 * MIB, 256
+_BATCH_BYTES, _BATCH_COUNT = 128 * MIB, 1024
 
 
 class _Place:
@@ -266,7 +266,9 @@ class Staged:
             return
         place = None if self.is_whole and self._copied else self._place_of(tensor)
         if place is None:
-            yield from tensors.pieces(tensor)
+            for piece in tensors.pieces(tensor):
+                self._check_going_on()
+                yield piece
             return
         self._wait(lambda: place.copied, COPY_SECONDS, f"{place.key} to be copied")
         alone = place.uses == 1 and tensor.is_contiguous() and tensor.numel() * tensor.element_size() == place.nbytes

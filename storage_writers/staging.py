@@ -49,6 +49,7 @@ class StagingPool:
         check_flags(shared=shared)
         self._staging_bytes, self._local_ranks, self._shared = staging_bytes, local_ranks, shared
         self._arena = Arena(0)
+        self._needed = 0
         self._outstanding: Staged | None = None
         self._using = threading.Lock()
         self._process = os.getpid()
@@ -81,7 +82,7 @@ class StagingPool:
             return self._outstanding
 
     def _grow(self, need: int) -> None:
-        if need <= self._arena.nbytes:
+        if need <= self._needed:  # what is free differs from save to save: only a larger state asks anew
             return
         budget = self._staging_bytes
         if budget is None:
@@ -89,8 +90,9 @@ class StagingPool:
         wanted = min(need, budget // ALIGN_BYTES * ALIGN_BYTES)
         if wanted > self._arena.nbytes:
             self._arena.free()
-            self._arena = Arena(0)
+            self._needed = 0
             self._arena = Arena(wanted, shared=self._shared)
+        self._needed = need
 
     def close(self) -> None:
         """Free the memory. The pool may be used again, and then takes it anew.
@@ -101,6 +103,7 @@ class StagingPool:
         with self._using:
             self._check_idle()
             self._arena.free()
+            self._needed = 0
 
     def _check_idle(self) -> None:
         if self._outstanding is not None:
