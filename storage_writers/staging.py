@@ -19,6 +19,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from ckptstore.errors import BusyError
 from ckptstore.options import check_counts, check_flags
 from storage_writers.capturing import Captured
@@ -73,7 +75,7 @@ class StagingPool:
             UnavailableError: There is no memory for the pool.
             UnsupportedError: A value that is no tensor cannot be copied; it is named.
         """
-        with self._using, _collector_paused():
+        with self._using, _collector_paused(), torch.inference_mode(mode=False):  # whose tensors cannot be written to
             self._check_idle()
             captured = Captured(state_dict)
             in_file_order = sorted(captured.sources, key=lambda source: -source.width)
