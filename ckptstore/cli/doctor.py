@@ -19,6 +19,7 @@ from ckptstore.maintenance.behaviour import PART_BYTES
 from ckptstore.maintenance.doctor import Scope, examine
 from ckptstore.maintenance.policy import bucket_policy
 from ckptstore.maintenance.report import Check, Report, Role
+from ckptstore.nearest import meant
 from ckptstore.objectstore.bucket import bucket_settings
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
@@ -143,7 +144,9 @@ def _refuse_mixtures(
 
 def _role(name: str) -> Role:
     if name not in get_args(Role):
-        raise InvalidInputError(f"{name!r:.80} is no role.", hint=f"Use one of: {', '.join(get_args(Role))}.")
+        raise InvalidInputError(
+            f"{name!r:.80} is no role.{meant(name, get_args(Role))}", hint=f"Use one of: {', '.join(get_args(Role))}."
+        )
     return cast("Role", name)
 
 

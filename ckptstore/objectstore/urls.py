@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
+from ckptstore.nearest import meant
 from ckptstore.objectstore.keys import fault_of_segments
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.port import ObjectStore
@@ -64,7 +65,8 @@ def open_store(
     engines = _ENGINES.get(scheme, _ANY)
     if engine is not None and engine not in engines:
         raise InvalidInputError(
-            f"The engine {engine!r} does not serve {scheme}://.", hint=f"It is served by: {', '.join(engines)}."
+            f"The engine {engine!r} does not serve {scheme}://.{meant(str(engine), engines)}",
+            hint=f"It is served by: {', '.join(engines)}.",
         )
     check_kinds(storage_options=(storage_options, Mapping), transfer=(transfer, TransferOptions))
     place = _Place(scheme, path, dict(storage_options or {}), transfer or TransferOptions())
