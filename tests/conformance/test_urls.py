@@ -94,6 +94,35 @@ def test_credentials_in_a_url_that_is_refused_are_not_shown(url):
 
 
 @pytest.mark.parametrize(
+    ("url", "instead"),
+    [
+        ("https://bucket.s3.amazonaws.com/runs/a/", "Write s3://bucket/runs/a."),
+        ("https://my.bucket.s3.eu-west-1.amazonaws.com/runs/a", "Write s3://my.bucket/runs/a."),
+        ("https://bucket.s3-us-west-2.amazonaws.com", "Write s3://bucket."),
+        ("https://s3.eu-west-1.amazonaws.com/bucket/runs/a?X-Amz-Signature=hush", "Write s3://bucket/runs/a."),
+        ("https://s3.amazonaws.com/", "Write s3://bucket/path/to/run."),
+        ("https://storage.googleapis.com/bucket/runs/a", "Write gs://bucket/runs/a."),
+        ("https://bucket.storage.googleapis.com/runs/a", "Write gs://bucket/runs/a."),
+        ("https://storage.cloud.google.com/bucket/runs/a", "Write gs://bucket/runs/a."),
+        (
+            "HTTPS://Acme.blob.core.windows.net/box/a?sig=hush",
+            "Write az://box/a with storage_options={'account_name': 'acme'}",
+        ),
+        ("http://minio:9000/bucket/runs/a", "s3://bucket/path/to/run and set AWS_ENDPOINT_URL=http://minio:9000 or"),
+        ("http://me:hush@[::1]:9000/bucket", "AWS_ENDPOINT_URL=http://[::1]:9000 or"),
+        ("https://", "AWS_ENDPOINT_URL=https://host:port or"),
+        ("https://hush$@(x)", "AWS_ENDPOINT_URL=https://host:port or"),
+    ],
+)
+@pytest.mark.parametrize("engine", [None, "fsspec"])
+def test_the_address_of_a_server_is_no_store_and_the_right_url_is_told(url, instead, engine):
+    with pytest.raises(InvalidInputError, match="address of a server") as caught:
+        open_store(url, engine=engine)
+    assert instead in caught.value.hint
+    assert "hush" not in str(caught.value) + repr(caught.value.facts)
+
+
+@pytest.mark.parametrize(
     ("url", "engine", "options", "near"),
     [
         ("s3://bucket/run", "obstor", {}, "Did you mean obstore?"),
