@@ -7,7 +7,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from ckptstore.cli.access import said
+from ckptstore.cli.access import pointed, said
 from ckptstore.cli.arguments import AsJson, Url
 from ckptstore.cli.doctor_documents import report_document
 from ckptstore.cli.doctor_tables import print_report
@@ -95,7 +95,7 @@ def doctor(  # noqa: PLR0913  (an option each)
     )
     if policy is not None:
         print_json(bucket_policy(_opened(url).url, get_args(Role) if policy == EVERYBODY else [_role(policy)]))
-        for line in POLICY_NOTES.splitlines():
+        for line in pointed(POLICY_NOTES).splitlines():
             print_note(line)
         return Exit.FINE
     if uploads:
