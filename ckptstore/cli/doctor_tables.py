@@ -7,7 +7,7 @@ from typing import get_args
 from ckptstore.cli.access import pointed
 from ckptstore.cli.render import print_line, print_table, print_warning
 from ckptstore.maintenance.report import Check, Group, Report
-from ckptstore.units import format_bytes
+from ckptstore.units import counted, format_bytes
 
 SHOWN_KEYS = 5
 
@@ -38,7 +38,7 @@ def print_report(report: Report) -> None:
         shown = ", ".join(report.left_behind[:SHOWN_KEYS])
         more = len(report.left_behind) - SHOWN_KEYS
         print_warning(
-            f"{len(report.left_behind)} objects of this examination could not be deleted: {shown}"
+            f"{counted(len(report.left_behind), 'object')} of this examination could not be deleted: {shown}"
             f"{f' and {more} more' if more > 0 else ''}. Nobody reads them; delete them with other credentials."
         )
 

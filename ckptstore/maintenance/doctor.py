@@ -22,6 +22,7 @@ from ckptstore.objectstore.bucket import BucketSettings
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import check_flags
 from ckptstore.protocol.log import RunLog
+from ckptstore.units import counted
 
 ONLY_WRITERS_NEED = {
     ("store", name)
@@ -168,7 +169,7 @@ def _claim(log: RunLog) -> Check:
         "run",
         "claim",
         "ok" if since else "warning",
-        f"{who}; {loadable} checkpoints may be loaded." if since else f"{who}; claimed, no commit since.",
+        f"{who}; {counted(loadable, 'checkpoint')} may be loaded." if since else f"{who}; claimed, no commit since.",
         hint="" if since else "Whoever held it before is fenced. If this job is not saving, stop it and start yours.",
         facts={
             "term": reign.term,
