@@ -21,7 +21,7 @@ from storage_writers import exits, worker
 
 if TYPE_CHECKING:
     from storage_writers.saving import Save
-    from storage_writers.staged_at_once import Staged
+    from storage_writers.staging import Staged
 
 GRACE_SECONDS = 1.0
 """How much later than a save's own time who waits for it gives it up: its own word says more."""
@@ -164,7 +164,9 @@ class Outstanding:
         if self.save is not None:
             self.save.staged = None
         if staged is not None:
+            state = staged.state
             staged.end()
+            state.clear()  # DCP holds it until all callbacks have run
 
     @property
     def ended(self) -> bool:

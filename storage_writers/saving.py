@@ -15,7 +15,7 @@ from ckptstore.protocol.log import RunLog
 from storage_writers import agreement, ranks, survivors
 from storage_writers.outstanding import Gate
 from storage_writers.planning import name_and_step
-from storage_writers.staged_at_once import Staged
+from storage_writers.staging import Staged
 
 _AGREED = ("the checkpoint's name", "the global step", "the world size", "the run's root", "the run")
 _IDS = SystemIds()

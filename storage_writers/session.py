@@ -27,7 +27,7 @@ from storage_writers.describing import Descriptions
 from storage_writers.outstanding import Gate, Outstanding, call_of_dcp
 from storage_writers.saving import Save, agreed
 from storage_writers.settling import MAX_GIVEN_UP, End, Verdict, WhenBusy
-from storage_writers.staged_at_once import StagingPool
+from storage_writers.staging import StagingPool
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,9 @@ class SaveSession:
         seconds = self.limits.commit_timeout_seconds
         with self.refusing():
             if self._pool is None:
-                self._pool = StagingPool(staging_bytes=self.limits.staging_bytes, local_ranks=environment.ranks_here())
+                self._pool = StagingPool(
+                    staging_bytes=self.limits.staging_bytes, local_ranks=environment.ranks_here(), shared=by_process
+                )
             staged = self._pool.stage(state_dict)
             if by_process:
                 _hand_over(staged, seconds)

@@ -61,8 +61,8 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         assume_single_writer: The user's promise that one process at a time appends. Fencing does not hold then. None:
             what `log` says.
         agree_timeout_seconds: How long a rank that does not come is waited for.
-        staging_bytes: Host memory for the state of a background save. None: what it needs, at most half of what is free
-            for each rank of this machine.
+        staging_bytes: Host memory for the state of a background save; 0 streams everything. None: what it needs, at
+            most half of what is free, divided by the ranks of this machine.
         when_busy: What becomes of a background save while another is in flight on some rank: it waits for it, is
             skipped, or raises BusyError on all. `dcp.async_save` cannot be skipped: there `skip` raises too.
         busy_timeout_seconds: How long a save waits for the one before.
@@ -102,7 +102,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
             commit_timeout_seconds=commit_timeout_seconds,
         )
         check_when_busy(when_busy)
-        if staging_bytes is not None:
+        if staging_bytes is not None and staging_bytes != 0:
             check_counts(staging_bytes=staging_bytes)
         check_flags(allow_pickle=allow_pickle, allow_one_rank=allow_one_rank)
         check_kinds(transfer=(transfer, TransferOptions), log=(log, LogOptions))
@@ -351,7 +351,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
                 raise InvalidInputError(
                     "The plan is of another save.", hint="Use a planner that does not keep plans, and one per save."
                 )
-            contents = Contents(plan, planner, allow_pickle=self._allow_pickle)
+            contents = Contents(plan, planner, allow_pickle=self._allow_pickle, staged=save.staged)
 
         peers = dataclasses.replace(save.peers, channel=f"write/{save.save_id}")
         seconds = self._session.seconds + agreement.work_seconds(peers)  # they may resolve large values
