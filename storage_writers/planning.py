@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,11 @@ from ckptstore.format.layout import encode_name
 from ckptstore.format.shard import Chunk, TensorMeta
 from ckptstore.protocol.attempt import Attempt
 from storage_writers import pickles, tensors
+from storage_writers.staging import COPY_SECONDS, Staged
 
 TORCH_SAVE = "torch.save"
+
+_KNOWN = ("torch.distributed.checkpoint.", "storage_writers.")
 
 _STEP_NAME = re.compile(r"step[-_]([0-9]{1,15})")
 
@@ -35,7 +38,7 @@ def name_and_step(checkpoint_id: str | os.PathLike[str] | None, global_step: int
     """Return a checkpoint's name and step: each may be left out if the other tells it.
 
     Raises:
-        InvalidInputError: There is neither a name nor a step, or the name cannot be used.
+        InvalidInputError: There is neither a name nor a step, the name cannot be used, or it says another step.
     """
     if checkpoint_id is None:
         if global_step is None:
@@ -46,9 +49,18 @@ def name_and_step(checkpoint_id: str | os.PathLike[str] | None, global_step: int
         return f"step-{global_step}", global_step
     name = plain_name(checkpoint_id)
     encode_name(name)
-    if global_step is None and (match := _STEP_NAME.fullmatch(name)):
-        global_step = int(match[1])
-    return name, global_step
+    match = _STEP_NAME.fullmatch(name)
+    if match is None:
+        return name, global_step
+    named = int(match[1])
+    if global_step not in (None, named):
+        raise InvalidInputError(
+            f"The name {name!r} says step {named}, and describe() says global_step={global_step}.",
+            hint=f"Call writer.describe(global_step={named}), leave it out, or pass a name that says no step.",
+            checkpoint_id=name,
+            global_step=global_step,
+        )
+    return name, named
 
 
 def plain_name(checkpoint_id: str | os.PathLike[str]) -> str:
@@ -98,16 +110,23 @@ class Contents:
         plan: This rank's final plan.
         planner: Resolves its items.
         allow_pickle: Values that only unrestricted pickle can read are stored, and marked.
+        staged: Where the state is staged, in a background save: tensors may still be on their way.
 
     Raises:
         UnsafePickleError: A value needs pickle and that is not allowed.
         UnsupportedError: A value cannot be pickled at all.
     """
 
-    def __init__(self, plan: SavePlan, planner: SavePlanner, *, allow_pickle: bool) -> None:
+    def __init__(
+        self, plan: SavePlan, planner: SavePlanner, *, allow_pickle: bool, staged: Staged | None = None
+    ) -> None:
         self._items = plan.items
         self._planner = planner
+        self._staged = staged
         self._bytes: dict[int, bytes] = {}
+        as_they_are = _hands_out_as_they_are(planner)
+        if staged is not None and not as_they_are:  # it may compute what it hands out from any tensor
+            staged.wait_copied(seconds=COPY_SECONDS)
         chunks = []
         for index, item in enumerate(plan.items):
             if item.type is WriteItemType.BYTE_IO:
@@ -115,9 +134,22 @@ class Contents:
             else:
                 chunks.append(_tensor_chunk(item))
         self.chunks: tuple[Chunk, ...] = tuple(chunks)
+        self._left = len(plan.items) - len(self._bytes)
+        self._tensors: dict[int, torch.Tensor] = {}
+        if staged is None:
+            return
+        if as_they_are and not staged.is_whole:
+            order = sorted(range(len(plan.items)), key=self._width, reverse=True)  # as `lay_out` lays them out
+            self._tensors = {index: self._tensor(index) for index in order if index not in self._bytes}
+            staged.expect([(plan.items[index].index.fqn, tensor) for index, tensor in self._tensors.items()])
+        elif not self._left:
+            staged.all_read()
 
     def _bytes_chunk(self, index: int, item: WriteItem, *, allow_pickle: bool) -> Chunk:
         key = item.index.fqn
+        held = getattr(self._planner, "state_dict", None)
+        if self._staged is not None and isinstance(held, dict) and isinstance(held.get(key), Mapping | list):
+            held[key] = self._staged.taken_out(held[key])
         data = pickles.saved_bytes(lambda: self._planner.resolve_data(item), key=key)
         pickled = pickles.check(data, key=key, allow_pickle=allow_pickle)
         self._bytes[index] = data
@@ -129,10 +161,22 @@ class Contents:
 
         Raises:
             InvalidInputError: The planner gave another dtype or shape than it had planned.
+            UnavailableError: The tensor could not be copied into host memory.
         """
         if index in self._bytes:
             yield self._bytes[index]
             return
+        tensor = self._tensors.pop(index) if index in self._tensors else self._tensor(index)
+        if self._staged is None:
+            yield from tensors.pieces(tensor)
+            return
+        yield from self._staged.pieces(tensor)
+        self._left -= 1
+        if not self._left:
+            self._staged.all_read()
+
+    def _tensor(self, index: int) -> torch.Tensor:
+        """Return the tensor of item `index`, which must be what was planned."""
         item = self._items[index]
         assert item.tensor_data is not None  # noqa: S101  (only bytes items have none)
         tensor = self._planner.resolve_data(item)
@@ -148,7 +192,17 @@ class Contents:
                 hint="The state must not change during a save, and must have memory.",
                 key=item.index.fqn,
             )
-        yield from tensors.pieces(tensor)
+        return tensor
+
+    def _width(self, index: int) -> int:
+        data = self._items[index].tensor_data
+        return 0 if data is None else data.properties.dtype.itemsize
+
+
+def _hands_out_as_they_are(planner: SavePlanner) -> bool:
+    """Return whether a planner gives the tensors of the state themselves, because its methods are DCP's or ours."""
+    ways = (getattr(planner, name, None) for name in ("resolve_data", "lookup_object", "transform_object"))
+    return all(getattr(way, "__module__", "").startswith(_KNOWN) for way in ways)
 
 
 def _tensor_chunk(item: WriteItem) -> Chunk:

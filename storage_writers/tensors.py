@@ -65,31 +65,41 @@ def check_target(tensor: torch.Tensor, *, key: str) -> None:
         raise IncompatibleStateError(f"The target of {key} {what}.", hint="Load into a tensor of its own.", key=key)
 
 
+def blocks(tensor: torch.Tensor, *, block_bytes: int) -> Iterator[torch.Tensor]:
+    """Yield the elements of `tensor`, row-major, as views of it that hold at most `block_bytes` each."""
+    if tensor.numel() == 0:
+        return
+    if tensor.is_contiguous():
+        flat = tensor.view(-1)
+        step = max(1, block_bytes // tensor.element_size())
+        for start in range(0, flat.numel(), step):
+            yield flat[start : start + step]
+    elif tensor.numel() * tensor.element_size() <= block_bytes:
+        yield tensor
+    else:
+        row_bytes = tensor[0].numel() * tensor.element_size()
+        if row_bytes > block_bytes:
+            for row in tensor:
+                yield from blocks(row, block_bytes=block_bytes)
+        else:
+            rows = block_bytes // row_bytes
+            for start in range(0, tensor.shape[0], rows):
+                yield tensor[start : start + rows]
+
+
 def pieces(tensor: torch.Tensor, *, piece_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
     """Yield the bytes of `tensor`, row-major and contiguous, in pieces of at most `piece_bytes`.
 
     A contiguous CPU tensor is not copied. Of any other no more than one piece is copied at a time.
     """
-    tensor = tensor.detach()
-    if tensor.numel() == 0:
-        return
-    if tensor.is_contiguous() and not _lazy(tensor):
-        flat = tensor.view(-1)
-        step = max(1, piece_bytes // tensor.element_size())
-        for start in range(0, flat.numel(), step):
-            yield _bytes_of(flat[start : start + step])
-    elif tensor.numel() * tensor.element_size() <= piece_bytes:
-        yield _bytes_of(tensor.resolve_conj().resolve_neg().contiguous().view(-1))
-    else:
-        row_bytes = tensor[0].numel() * tensor.element_size()
-        if row_bytes > piece_bytes:
-            for row in tensor:
-                yield from pieces(row, piece_bytes=piece_bytes)
-        else:
-            rows = piece_bytes // row_bytes
-            for start in range(0, tensor.shape[0], rows):
-                block = tensor[start : start + rows].resolve_conj().resolve_neg()
-                yield _bytes_of(block.contiguous().view(-1))
+    for block in blocks(tensor.detach(), block_bytes=piece_bytes):
+        yield bytes_of(block)
+
+
+def bytes_of(block: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor, row-major; a copy only if they do not stand so in host memory."""
+    flat = block.resolve_conj().resolve_neg().contiguous().view(-1)
+    return byte_view(flat.cpu()).reshape(-1).data
 
 
 def place(source: torch.Tensor, target: torch.Tensor) -> None:
@@ -98,10 +108,6 @@ def place(source: torch.Tensor, target: torch.Tensor) -> None:
         source = source.real
     with torch.no_grad():
         target.copy_(source)
-
-
-def _bytes_of(flat: torch.Tensor) -> memoryview:
-    return byte_view(flat.cpu()).reshape(-1).data
 
 
 def _lazy(tensor: torch.Tensor) -> bool:

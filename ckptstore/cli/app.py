@@ -38,6 +38,7 @@ class Door(TyperGroup):
         given = list(sys.argv[1:] if args is None else args) or ["--help"]
         options = given[: given.index("--")] if "--" in given else given
         code, error = Exit.FINE, None
+        access.keep(None, ())
         try:
             answer = super().main(
                 access.moved_to_the_front(given), "ckptstore", complete_var, standalone_mode=False, **extra
@@ -74,7 +75,7 @@ def _usage_document(usage: Any) -> Document:
 
 
 def _stopped_document() -> Document:
-    hint = "Run `ckptstore log URL` to see whether something was appended."
+    hint = access.pointed("Run `ckptstore log URL` to see whether something was appended.")
     return {"error": "stopped", "message": "Stopped.", "hint": hint, "facts": {}}
 
 

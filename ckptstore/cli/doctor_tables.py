@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+from ckptstore.cli.access import pointed
 from ckptstore.cli.render import print_line, print_table, print_warning
 from ckptstore.maintenance.report import Check, Group, Report
 from ckptstore.units import format_bytes
@@ -27,7 +28,7 @@ def print_report(report: Report) -> None:
         print_line("To do:")
         for hint, names in todo.items():
             print_line(f"  {'; '.join(names)}")
-            print_line(f"      {hint}")
+            print_line(f"      {pointed(hint)}")
     print_line()
     failed = len(report.failed)
     print_line(f"NOT FIT for a {report.role}: {failed} failed." if failed else f"Fit for a {report.role}.")

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import typer
 
+from ckptstore.cli.access import pointed
 from ckptstore.cli.documents import Document
 from ckptstore.cli.exits import Exit, exit_for
 from ckptstore.cli.render import clean, print_json, print_line, print_table, print_warning
@@ -121,7 +122,7 @@ def _print_outcome(uploads: Uploads, chosen: list[Found], ended: Ended, *, abort
     failed = [error for error in ended.values() if error is not None]
     print_line(f"{len(ended) - len(failed)} of {len(uploads.found)} were aborted.")
     if failed:
-        print_warning(f"{len(failed)} could not be aborted: {failed[0].message} {failed[0].hint}")
+        print_warning(f"{len(failed)} could not be aborted: {failed[0].message} {pointed(failed[0].hint)}")
 
 
 def _fate(each: Found, ended: Ended) -> str | None:

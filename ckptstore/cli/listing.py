@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptstore.cli.access import open_run, said
-from ckptstore.cli.arguments import AsJson, Url, warn_of_lost_tail
+from ckptstore.cli.arguments import AsJson, Url, nothing_committed, warn_of_lost_tail
 from ckptstore.cli.documents import (
     Document,
     attempt_document,
@@ -85,7 +85,8 @@ def latest(url: Url, *, as_json: AsJson = False) -> int:
     if as_json:
         print_json(document)
     elif found is None:
-        print_error(f"Nothing is committed at {store.url}.", "Check the URL; see `ckptstore ls URL --all`.")
+        nothing = error_document(nothing_committed(store))
+        print_error(nothing["message"], nothing["hint"])
     else:
         print_line(f"{found.checkpoint_id}@{found.seq}")
     if not as_json:
@@ -117,15 +118,16 @@ def log(url: Url, *, as_json: AsJson = False) -> int:
         error = other
     else:
         ignored = {each.seq: each.reason for each in store.ignored}
+    told = error_document(error) if error else {}
     document["records"] = [record_document(entry, ignored) for entry in entries]
     if as_json:
-        print_json({**document, **(error_document(error) if error else {})})
+        print_json({**document, **told})
     else:
         _print_records(document["records"])
         if error is None:
             warn_of_lost_tail(store)
         else:
-            print_error(error.message, error.hint)
+            print_error(told["message"], told["hint"])
     return exit_for(error) if error else Exit.FINE
 
 
