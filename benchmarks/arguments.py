@@ -11,10 +11,13 @@ from ckptstore.units import GIB, KIB, MIB
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
 
 
-def parser(name: str, description: str | None, *, size: str = "1G", rounds: int = 5) -> argparse.ArgumentParser:
-    """Return a parser with what most benchmarks take."""
+def parser(
+    name: str, description: str | None, *, size: str = "1G", sized: bool = True, rounds: int = 5
+) -> argparse.ArgumentParser:
+    """Return a parser with what most benchmarks take; `--size` only of those that are `sized`."""
     made = argparse.ArgumentParser(prog=f"python -m benchmarks {name}", description=description)
-    made.add_argument("--size", type=nbytes, default=nbytes(size), help=f"of the state: 64M, 1G. [{size}]")
+    if sized:
+        made.add_argument("--size", type=nbytes, default=nbytes(size), help=f"of the state: 64M, 1G. [{size}]")
     made.add_argument("--rounds", type=int, default=rounds, help=f"each peer is measured so often. [{rounds}]")
     made.add_argument("--peers", type=lambda text: text.split(","), help="names, joined by commas. [all]")
     made.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="of one measurement. [600]")

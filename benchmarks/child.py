@@ -55,7 +55,7 @@ class Outcome:
     Args:
         cost: Of all ranks: the longest time, the CPU seconds of all together, the memory of the one with the most.
         nbytes: How many bytes the state has.
-        facts: What else the act found.
+        facts: What else the act found: numbers, or lists of them. Of several ranks the largest.
     """
 
     cost: Cost
@@ -81,7 +81,6 @@ def run(job: Job, *, environment: Mapping[str, str] | None = None, timeout_secon
     If killed: the processes see that their parent is gone only when they end.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_ENVIRONMENT_OF_CLIENTS)}
-    # What is freed is given back at once: the peak is of what is held, not of what malloc keeps in case.
     inherited |= {"OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true", "GLOO_SOCKET_IFNAME": "lo"}
     with tempfile.TemporaryDirectory(prefix="ckptstore-bench-") as folder:
         processes = []
@@ -132,7 +131,13 @@ def _together(told: list[dict[str, Any]]) -> Outcome:
         max(cost.peak_extra_bytes for cost in costs),
         max(blocked) if blocked else None,
     )
-    return Outcome(cost, told[0]["nbytes"], told[0]["facts"])
+    facts = {name: _largest([each["facts"][name] for each in told]) for name in told[0]["facts"]}
+    return Outcome(cost, told[0]["nbytes"], facts)
+
+
+def _largest(values: list[Any]) -> Any:
+    """Return the largest of what the ranks say; of lists, for each place."""
+    return [max(each) for each in zip(*values, strict=True)] if isinstance(values[0], list) else max(values)
 
 
 def main(job: Job, folder: Path) -> None:

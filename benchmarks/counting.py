@@ -54,7 +54,7 @@ def counted(plan: Plan, place: Bucket, *, loads: bool = False) -> dict[str, dict
             behind = {**place.environment, "AWS_ENDPOINT_URL": proxy.endpoint}
             try:
                 if loads:
-                    run(plan.job(peer, root, act="save"), environment=place.environment)
+                    run(plan.saving_job(peer, root), environment=place.environment)
                 proxy.begin()
                 run(plan.job(peer, root), environment=behind, timeout_seconds=plan.timeout_seconds)
             except JobFailedError as error:

@@ -13,17 +13,25 @@ import os
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, cast
 from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from benchmarks.workloads import State, bytes_of, plain
 from ckptstore.options import TransferOptions
+
+
+class Ending(Protocol):
+    """What a save in the background returns."""
+
+    def result(self, timeout: float | None = None) -> object:
+        """Wait for the end."""
 
 
 class Peer(ABC):
@@ -52,7 +60,22 @@ class Peer(ABC):
         """Load into the tensors of `state`."""
 
 
-class Ours(Peer):
+class BackgroundPeer(Peer):
+    """One that also saves while the training goes on."""
+
+    @abstractmethod
+    def begin(self, state: State, name: str) -> Ending:
+        """Begin to save; what it returns waits for the end."""
+
+    def fence(self) -> None:
+        """Return when the caller may change every tensor."""
+
+    def limit(self, staging_bytes: int) -> None:
+        """Hold at most so many bytes of staged tensors, where the peer has such a limit."""
+        del staging_bytes
+
+
+class Ours(BackgroundPeer):
     """`storage_writers`, hashed and verified."""
 
     name = "ours"
@@ -71,6 +94,22 @@ class Ours(Peer):
         """See `Peer`."""
         reader = self._sw.CkptStoreReader(self.root, checkpoint_id=name, storage_options=self.storage_options)
         self._sw.load(state, storage_reader=reader)
+
+    def limit(self, staging_bytes: int) -> None:
+        """See `BackgroundPeer`."""
+        self._writer.close()
+        self._writer = self._sw.CkptStoreWriter(
+            self.root, storage_options=self.storage_options, staging_bytes=staging_bytes, when_busy="wait"
+        )
+
+    def begin(self, state: State, name: str) -> Ending:
+        """See `BackgroundPeer`."""
+        ending: Ending = self._sw.async_save(state, checkpoint_id=name, storage_writer=self._writer)
+        return ending
+
+    def fence(self) -> None:
+        """See `BackgroundPeer`."""
+        self._writer.synchronize_staging()
 
 
 class OursUnchecked(Ours):
@@ -101,8 +140,8 @@ class Fsspec(Peer):
         dcp_load(state, storage_reader=FsspecReader(f"{self.root}/{name}"))
 
 
-class FileSystem(Peer):
-    """DCP's own writer for files, which syncs them."""
+class FileSystem(BackgroundPeer):
+    """DCP's own writer for files, which syncs them. In the background it stages all of the state, DCP's default."""
 
     name = "FileSystemWriter"
     schemes = ("file",)
@@ -114,6 +153,11 @@ class FileSystem(Peer):
     def load(self, state: State, name: str) -> None:
         """See `Peer`."""
         dcp_load(state, storage_reader=FileSystemReader(f"{self.root}/{name}"))
+
+    def begin(self, state: State, name: str) -> Ending:
+        """See `BackgroundPeer`."""
+        ending: Any = dcp_async_save(state, storage_writer=FileSystemWriter(f"{self.root}/{name}"))
+        return cast("Ending", ending)
 
 
 class S3TorchConnector(Peer):

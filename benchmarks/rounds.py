@@ -6,7 +6,8 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -101,6 +102,7 @@ class Plan:
         act, kind, size, world_size, options: See `Job`.
         peers: Names.
         rounds: Each is measured so often.
+        saved_by: So many ranks save what is loaded; None: as many as load it.
         timeout_seconds: Of one measurement.
     """
 
@@ -110,11 +112,17 @@ class Plan:
     peers: Sequence[str]
     rounds: int
     world_size: int = 1
+    saved_by: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 600.0
 
-    def job(self, peer: str, root: str, *, act: str | None = None) -> Job:
-        """Return the job of one peer; `act` instead of the plan's own."""
-        return Job(act or self.act, peer, root, self.kind, self.size, self.world_size)
+    def job(self, peer: str, root: str) -> Job:
+        """Return the job of one peer."""
+        return Job(self.act, peer, root, self.kind, self.size, self.world_size, self.options)
+
+    def saving_job(self, peer: str, root: str) -> Job:
+        """Return the job that saves what the job of this peer loads."""
+        return Job("save", peer, root, self.kind, self.size, self.saved_by or self.world_size)
 
 
 def chosen(asked: Sequence[str] | None, default: Sequence[str], scheme: str) -> list[str]:
@@ -167,7 +175,7 @@ def interleaved(plan: Plan, place: Place, *, loads: bool = False) -> list[dict[s
 
 
 def _saved(plan: Plan, place: Place, peer: str) -> Outcome:
-    root = place.root(shape_of(plan.kind, plan.size).nbytes)
+    root = place.root(shape_of(plan.kind, plan.size).nbytes * plan.options.get("checkpoints", 1))
     try:
         return run(plan.job(peer, root), **_how(plan, place))
     finally:
@@ -177,7 +185,7 @@ def _saved(plan: Plan, place: Place, peer: str) -> Outcome:
 def _loaded(plan: Plan, place: Place, peer: str, roots: dict[str, str]) -> Outcome:
     if peer not in roots:
         roots[peer] = place.root(0)  # they all stay until the end
-        run(plan.job(peer, roots[peer], act="save"), **_how(plan, place))
+        run(plan.saving_job(peer, roots[peer]), **_how(plan, place))
     return run(plan.job(peer, roots[peer]), **_how(plan, place))
 
 
@@ -211,7 +219,8 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _numbers(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: spread([each[name] for each in facts]) for name in facts[0]}
+    flat = {name: [each[name] for each in facts] for name in facts[0]}
+    return {name: spread(list(chain(*each)) if isinstance(each[0], list) else each) for name, each in flat.items()}
 
 
 def _how(plan: Plan, place: Place) -> dict[str, Any]:
