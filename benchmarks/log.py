@@ -174,7 +174,7 @@ def open_and_list(store: ObjectStore) -> tuple[int | None, list[int]]:
     """Open a run, find its latest, list its newest hundred; return their positions."""
     catalog = Catalog(RunLog.open(store))
     latest = catalog.latest()
-    return latest and latest.seq, [each.seq for each in catalog.checkpoints()[-NEWEST:]]
+    return None if latest is None else latest.seq, [each.seq for each in catalog.checkpoints()[-NEWEST:]]
 
 
 def damage(store: ObjectStore, hints: str) -> None:
