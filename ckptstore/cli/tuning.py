@@ -48,7 +48,7 @@ def tune(
     with status_of("measuring", wanted=not as_json) as status:
         tuning = tuned(store_with, bounds=bounds, watch=status)
     if as_json:
-        print_json(_document(url, tuning))
+        print_json(_document(store_with(TransferOptions()).url, tuning))
     else:
         _print(tuning)
     return Exit.FINE
