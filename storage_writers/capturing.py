@@ -11,7 +11,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.tensor import DTensor
 
-from ckptstore.errors import CkptStoreError, UnsupportedError
+from ckptstore.errors import CkptStoreError, InvalidInputError, UnsupportedError
 from ckptstore.format.dtypes import DTYPES
 
 _FIXED = frozenset({int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
@@ -26,23 +26,21 @@ class Source:
 
     Args:
         key: Where it stands in the state.
-        tensor: The caller's; None after it has been copied.
+        tensor: The caller's, detached.
     """
 
-    __slots__ = ("device", "dtype", "key", "nbytes", "shape", "staged", "tensor")
+    __slots__ = ("key", "nbytes", "staged", "tensor", "width")
 
     def __init__(self, key: str, tensor: torch.Tensor) -> None:
-        self.key = key
-        self.tensor: torch.Tensor | None = tensor
+        self.key, self.tensor = key, tensor
         self.staged: torch.Tensor | None = None
-        self.device, self.dtype, self.shape = tensor.device, tensor.dtype, tensor.shape
-        self.nbytes = tensor.numel() * tensor.element_size()
+        """Its copy, which stands in the state that is saved."""
+        self.width = tensor.element_size()
+        self.nbytes = tensor.numel() * self.width
 
     def result(self) -> torch.Tensor:
         """Return what stands in the state that is saved: its copy, or itself if it has none."""
-        result = self.tensor if self.staged is None else self.staged
-        assert result is not None  # noqa: S101  (asked for before anything is copied)
-        return result
+        return self.tensor if self.staged is None else self.staged
 
 
 class _Distributed:
@@ -91,6 +89,7 @@ class Captured:
         state_dict: The caller's. Nothing in it is changed.
 
     Raises:
+        InvalidInputError: A tensor has no memory; it is named.
         UnsupportedError: A value cannot be copied; it is named.
     """
 
@@ -152,6 +151,12 @@ class Captured:
 
     def _source(self, tensor: torch.Tensor, key: str) -> Source:
         tensor = tensor.detach()
+        if tensor.untyped_storage().nbytes() == 0 and tensor.numel():  # to read it would kill the process
+            raise InvalidInputError(
+                f"{key} has no memory: its storage was freed.",
+                hint="Take the state from get_state_dict, or where the model is not sharded at this moment.",
+                key=key,
+            )
         lazy = tensor.is_conj(), tensor.is_neg()
         seen = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, lazy)
         source = self._seen.get(seen)

@@ -16,6 +16,7 @@ from ckptstore.cli.render import clean, print_json, print_line, print_table, pri
 from ckptstore.errors import CkptStoreError, InvalidInputError
 from ckptstore.maintenance.uploads import Found, Uploads, abort, find_uploads
 from ckptstore.objectstore.port import ObjectStore, PendingUpload
+from ckptstore.units import counted
 
 Ended = Mapping[PendingUpload, CkptStoreError | None]
 
@@ -60,7 +61,7 @@ def tell_uploads(store: ObjectStore, *, older_than: float, aborts: bool, living:
         _print_uploads(uploads, {})
         for each in chosen:
             print_line(f"would be aborted: {each.upload.key}")
-        if not typer.confirm(f"Abort {len(chosen)} uploads of {clean(uploads.url)}?", err=True):
+        if not typer.confirm(f"Abort {counted(len(chosen), 'upload')} of {clean(uploads.url)}?", err=True):
             print_line("Nothing was aborted.")
             return Exit.STOPPED
     ended = {each.upload: error for each, error in abort(store, chosen if aborts else [])}

@@ -25,7 +25,7 @@ from ckptstore.errors import CkptStoreError, IntegrityError
 from ckptstore.format.version import FORMAT
 from ckptstore.protocol.log import Entry
 from ckptstore.store import CheckpointStore
-from ckptstore.units import format_bytes
+from ckptstore.units import counted, format_bytes
 
 DEAD, IN_PROGRESS = "dead", "in progress"
 WHY = {
@@ -178,9 +178,9 @@ def _print_summary(document: Document) -> None:
         states = Counter(each["state"] for each in attempts)
         told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         objects, size = sum(each["objects"] for each in attempts), sum(each["bytes"] for each in attempts)
-        hidden.append(f"{told} ({objects} objects, {format_bytes(size)})")
+        hidden.append(f"{told} ({counted(objects, 'object')}, {format_bytes(size)})")
     if ignored := document["ignored"]:
-        hidden.append(f"{len(ignored)} ignored records")
+        hidden.append(counted(len(ignored), "ignored record"))
     if hidden:
         print_line()
         print_line(f"Not shown without --all: {'; '.join(hidden)}.")
@@ -249,7 +249,7 @@ def _told(record: dict[str, Any], ignored: str | None) -> str:
     if kind == "COMMIT":
         shards = record["shards"]
         told = (
-            f"{record['checkpoint_id']}, step {record['global_step']}, {shards['count']} shards, "
+            f"{record['checkpoint_id']}, step {record['global_step']}, {counted(shards['count'], 'shard')}, "
             f"{format_bytes(shards['bytes'])}, term {record['term']}, attempt {record['attempt']}"
         )
     elif kind == "CLAIM":
