@@ -9,9 +9,13 @@ import threading
 from collections import Counter
 from typing import Any
 
-from benchmarks.child import JobFailedError, run
+from benchmarks.child import BEGIN, JobFailedError, run
 from benchmarks.rounds import Bucket, Plan
+from localstack.faults import Seen
 from localstack.proxy import Proxy
+from localstack.wire import Head
+
+BEGIN_PATH = "/the-clock-starts"
 
 
 class CountingProxy(Proxy):
@@ -27,11 +31,14 @@ class CountingProxy(Proxy):
         with self._counting:
             self.bytes += size
 
-    def begin(self) -> None:
-        """Forget what came until now."""
-        with self._counting:
-            self.bytes = 0
-            self.seen.clear()
+    def look_at(self, head: Head) -> Seen:
+        """Note a request. The one that says so makes it forget all that came until now, itself too."""
+        seen = super().look_at(head)
+        if seen.path == BEGIN_PATH:
+            with self._counting:
+                self.bytes = 0
+                self.seen.clear()
+        return seen
 
     def counted(self) -> dict[str, Any]:
         """Return what came since."""
@@ -40,7 +47,7 @@ class CountingProxy(Proxy):
 
 
 def counted(plan: Plan, place: Bucket, *, loads: bool = False) -> dict[str, dict[str, Any]]:
-    """Return by peer what one run of it asks for. What it does before the clock starts (little) is counted too.
+    """Return by peer what one run of it asks for, from where the clock would start.
 
     Args:
         plan: What is run.
@@ -51,11 +58,10 @@ def counted(plan: Plan, place: Bucket, *, loads: bool = False) -> dict[str, dict
     for peer in plan.peers:
         root = place.root(int(plan.size))
         with CountingProxy(place.server.endpoint) as proxy:
-            behind = {**place.environment, "AWS_ENDPOINT_URL": proxy.endpoint}
+            behind = {**place.environment, "AWS_ENDPOINT_URL": proxy.endpoint, BEGIN: proxy.endpoint + BEGIN_PATH}
             try:
                 if loads:
                     run(plan.saving_job(peer, root), environment=place.environment)
-                proxy.begin()
                 run(plan.job(peer, root), environment=behind, timeout_seconds=plan.timeout_seconds)
             except JobFailedError as error:
                 print(f"{peer} is not counted: {error}")
