@@ -238,7 +238,7 @@ def save_many_tensors(root, way, word):
         state = {f"t{rank}.{index}": torch.full((3,), float(step)) for index in range(count)}
         program.save(f"step-{step}", state).result()
         worker = executor._CHECKPOINT_PROCESS._save_process.pid
-        open_files.append([len(os.listdir(f"/proc/{pid}/fd")) for pid in ("self", worker)])
+        open_files.append([len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in ("self", worker)])
     program.writer.close()
     return {"open files": open_files, "kept": program.kept()}
 
