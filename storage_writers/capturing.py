@@ -11,7 +11,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.tensor import DTensor
 
-from ckptstore.errors import CkptStoreError, UnsupportedError
+from ckptstore.errors import CkptStoreError, InvalidInputError, UnsupportedError
 from ckptstore.format.dtypes import DTYPES
 
 _FIXED = frozenset({int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
@@ -22,26 +22,31 @@ _STORABLE = frozenset(getattr(torch, name) for name, dtype in DTYPES.items() if 
 
 
 class Source:
-    """One tensor of the caller, of whatever rank, device, strides and element type.
+    """One tensor of the caller, of whatever rank, device, strides and element type, and its copy.
 
     Args:
         key: Where it stands in the state.
-        tensor: The caller's; None after it has been copied.
+        tensor: The caller's, detached.
     """
 
-    __slots__ = ("device", "dtype", "key", "nbytes", "shape", "staged", "tensor")
+    __slots__ = ("copied", "key", "nbytes", "staged", "start", "tensor", "uses", "wanted", "width")
 
     def __init__(self, key: str, tensor: torch.Tensor) -> None:
         self.key = key
         self.tensor: torch.Tensor | None = tensor
+        """The caller's, until it is copied."""
+        self.width = tensor.element_size()
+        self.nbytes = tensor.numel() * self.width
         self.staged: torch.Tensor | None = None
-        self.device, self.dtype, self.shape = tensor.device, tensor.dtype, tensor.shape
-        self.nbytes = tensor.numel() * tensor.element_size()
+        """Its copy, which stands in the state that is saved; None if it has no place in the pool."""
+        self.start, self.copied = 0, False
+        self.wanted, self.uses = True, 0
+        """Whether, and how often, the upload will ask for it."""
 
     def result(self) -> torch.Tensor:
         """Return what stands in the state that is saved: its copy, or itself if it has none."""
         result = self.tensor if self.staged is None else self.staged
-        assert result is not None  # noqa: S101  (asked for before anything is copied)
+        assert result is not None  # noqa: S101  (what has no copy is never let go)
         return result
 
 
@@ -91,6 +96,7 @@ class Captured:
         state_dict: The caller's. Nothing in it is changed.
 
     Raises:
+        InvalidInputError: A tensor has no memory; it is named.
         UnsupportedError: A value cannot be copied; it is named.
     """
 
@@ -151,7 +157,14 @@ class Captured:
         return self._source(tensor, key) if is_plain(tensor) else None
 
     def _source(self, tensor: torch.Tensor, key: str) -> Source:
-        tensor = tensor.detach()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if tensor.untyped_storage().nbytes() == 0 and tensor.numel():  # to read it would kill the process
+            raise InvalidInputError(
+                f"{key} has no memory: its storage was freed.",
+                hint="Take the state from get_state_dict, or where the model is not sharded at this moment.",
+                key=key,
+            )
         lazy = tensor.is_conj(), tensor.is_neg()
         seen = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, lazy)
         source = self._seen.get(seen)

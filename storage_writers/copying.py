@@ -27,15 +27,18 @@ class Lanes:
                 stream.wait_stream(torch.accelerator.current_stream(device))
         self._entering = threading.Lock()  # a stream remembers what it replaced, for one thread at a time
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy `source` into host memory of its shape and dtype; from an accelerator it is over after `finish`."""
-        stream = self._streams.get(source.device)
+    def copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        """Copy tensors of one device into host memory of their shapes and dtypes.
+
+        From an accelerator it is over only after `finish`.
+        """
+        stream = self._streams.get(sources[0].device)
         with torch.no_grad():
             if stream is None:
-                target.copy_(source)
+                torch._foreach_copy_(targets, sources)
                 return
             with self._entering, stream:
-                target.copy_(source, non_blocking=True)
+                torch._foreach_copy_(targets, sources, non_blocking=True)
 
     def finish(self) -> None:
         """Wait until every copy that was begun is over."""
@@ -46,7 +49,7 @@ class Lanes:
         """Return the bytes of a tensor; those of a contiguous one on the CPU are its own memory."""
         if block.device in self._streams:
             host = torch.empty(block.shape, dtype=block.dtype, device="cpu")
-            self.copy(host, block)
+            self.copy([host], [block])
             self.finish()
             block = host
         return bytes_of(block)

@@ -16,7 +16,7 @@ from ckptstore.format.layout import encode_name
 from ckptstore.format.shard import Chunk, TensorMeta
 from ckptstore.protocol.attempt import Attempt
 from storage_writers import pickles, tensors
-from storage_writers.staging import COPY_SECONDS, Staged
+from storage_writers.staged import COPY_SECONDS, Staged
 
 TORCH_SAVE = "torch.save"
 

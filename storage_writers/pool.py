@@ -37,6 +37,8 @@ class Room:
     def take(self, nbytes: int) -> int | None:
         """Take the lowest range that holds `nbytes`; return where it begins, or None if there is none."""
         nbytes = aligned(nbytes)
+        if nbytes == 0:
+            return 0
         for at, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
             if end - start >= nbytes:
                 if end - start == nbytes:

@@ -92,8 +92,13 @@ def pieces(tensor: torch.Tensor, *, piece_bytes: int = PIECE_BYTES) -> Iterator[
 
     A contiguous CPU tensor is not copied. Of any other no more than one piece is copied at a time.
     """
-    for block in blocks(tensor.detach(), block_bytes=piece_bytes):
+    for block in blocks(copyable(tensor.detach()), block_bytes=piece_bytes):
         yield bytes_of(block)
+
+
+def copyable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return `tensor`, or a view of it with an element type that torch copies."""
+    return tensor.view(torch.uint8) if tensor.dtype is torch.float4_e2m1fn_x2 else tensor
 
 
 def bytes_of(block: torch.Tensor) -> memoryview:
