@@ -14,6 +14,7 @@ from storage_writers.exits import EXIT_CODE
 from storage_writers.incarnations import begin_incarnation
 from storage_writers.outstanding import SaveFuture
 from storage_writers.reader import CkptStoreReader, LoadReport
+from storage_writers.save_planner import SavePlanner
 from storage_writers.survivors import cause
 from storage_writers.writer import CkptStoreWriter
 
@@ -23,6 +24,7 @@ __all__ = [
     "CkptStoreWriter",
     "LoadReport",
     "SaveFuture",
+    "SavePlanner",
     "async_save",
     "begin_incarnation",
     "cause",

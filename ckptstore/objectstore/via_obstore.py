@@ -190,7 +190,7 @@ class ObstoreStore:
 
         If killed: an incomplete upload, invisible under its key, which a rule of the bucket or a collection removes.
         """
-        part_bytes, longest = max(self._transfer.part_bytes, -(-size // MAX_PARTS)), self._service.longest_part_bytes
+        part_bytes, longest = self._transfer.part_bytes_of(size), self._service.longest_part_bytes
         if min(part_bytes, size) > longest:
             raise InvalidInputError(
                 f"{self.url}/{key} would have {format_bytes(size)} in parts of {format_bytes(part_bytes)}; "
@@ -204,7 +204,7 @@ class ObstoreStore:
                 client,
                 path,
                 buffer_size=part_bytes,
-                max_concurrency=self._transfer.parts_in_flight,
+                max_concurrency=self._transfer.parts_at_once(size),
                 attributes=self._service.attributes,
             )
         request = Request("PUT", f"{self.url}/{key}", key, writes=True)

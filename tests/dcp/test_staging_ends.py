@@ -20,7 +20,8 @@ SOON = 20.0
 
 
 def staging_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("ckptstore-")]
+    ours = ("ckptstore-staging", "ckptstore-read-ahead")
+    return [thread for thread in threading.enumerate() if thread.name.startswith(ours)]
 
 
 @pytest.fixture
