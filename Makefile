@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STORE  ?= file
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test lint slow table clean
+.PHONY: help demo test lint slow table bench scale soak clean
 
 help:
 	@sed -n 's/^##//p' $(MAKEFILE_LIST)
@@ -43,6 +43,29 @@ slow: $(VENV)/.ready $(VENV)/.azurite
 ## make table          run the conformance suite on every engine and write its table into ckptstore/objectstore/README.md
 table: $(VENV)/.ready $(VENV)/.azurite
 	$(BIN)/python tests/conformance/table.py
+
+$(VENV)/.bench: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+## make bench          measure beside other tools, some 20 minutes on two cores; the report is benchmarks/results/REPORT.md
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks save --size 512M
+	$(BIN)/python -m benchmarks load --size 512M
+	$(BIN)/python -m benchmarks stall --size 512M
+	$(BIN)/python -m benchmarks small
+	$(BIN)/python -m benchmarks reshard --size 128M
+	$(BIN)/python -m benchmarks mlperf --profile 8b --scale 1/128
+	$(BIN)/python -m benchmarks log
+	$(BIN)/python -m benchmarks report
+
+## make scale          plan and commit with up to 10,000 simulated ranks
+scale: $(VENV)/.bench
+	$(BIN)/python -m benchmarks scale
+
+## make soak           save in the background for a long time, and look at memory, threads and files
+soak: $(VENV)/.bench
+	$(BIN)/python -m benchmarks soak
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -52,6 +52,21 @@ class ShardStored(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SaveSkipped(Event):
+    """A background save was not begun, because the one before has not ended on some rank."""
+
+    checkpoint_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAbandoned(Event):
+    """A background save was given up after its time: on this rank it may still hold a thread and memory."""
+
+    checkpoint_id: str | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Committed(Event):
     """The commit record stands in the log."""
 

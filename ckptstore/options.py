@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from ckptstore.errors import InvalidInputError
@@ -120,6 +121,11 @@ class RetryOptions:
         )
 
 
+def _usual_hash_threads() -> int:
+    """Return a quarter of the cores that this process may use, at least 1 and at most 4."""
+    return min(4, max(1, len(os.sched_getaffinity(0)) // 4 if hasattr(os, "sched_getaffinity") else 1))
+
+
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
     """How bytes are moved.
@@ -129,6 +135,9 @@ class TransferOptions:
         parts_in_flight: Parts of one shard that are on their way at once.
         fetch_bytes: Largest single ranged read, in bytes.
         fetches_in_flight: Ranged reads that are on their way at once.
+        transfer_bytes: What one process holds at most of bytes on their way, all its uploads and reads together, in
+            bytes. Fewer parts or reads are in flight where they would not fit; one that alone is larger goes alone.
+        hash_threads: Threads that hash one shard while it is sent. A core hashes about 3 GiB/s.
         retry: How often and how long each request is tried.
     """
 
@@ -136,6 +145,8 @@ class TransferOptions:
     parts_in_flight: int = 4
     fetch_bytes: int = 8 * MIB
     fetches_in_flight: int = 4
+    transfer_bytes: int = 64 * MIB
+    hash_threads: int = field(default_factory=_usual_hash_threads)
     retry: RetryOptions = field(default_factory=RetryOptions)
 
     def __post_init__(self) -> None:
@@ -144,6 +155,8 @@ class TransferOptions:
             parts_in_flight=self.parts_in_flight,
             fetch_bytes=self.fetch_bytes,
             fetches_in_flight=self.fetches_in_flight,
+            transfer_bytes=self.transfer_bytes,
+            hash_threads=self.hash_threads,
         )
         if not isinstance(self.retry, RetryOptions):
             raise InvalidInputError(
@@ -156,3 +169,25 @@ class TransferOptions:
                 f"part_bytes is {self.part_bytes}, object stores take parts of {MIN_PART_BYTES} bytes or more.",
                 hint=f"Set part_bytes to {MIN_PART_BYTES} or more.",
             )
+        if self.transfer_bytes < MIN_PART_BYTES:
+            raise InvalidInputError(
+                f"transfer_bytes is {self.transfer_bytes}, too few for one part of {MIN_PART_BYTES} bytes.",
+                hint=f"Set transfer_bytes to {MIN_PART_BYTES} or more.",
+            )
+
+    def part_bytes_of(self, size: int) -> int:
+        """Return the size of the parts of an object of `size` bytes, so that it has at most 10,000 of them."""
+        return max(min(self.part_bytes, self.transfer_bytes), -(-size // MAX_PARTS))
+
+    def parts_at_once(self, size: int) -> int:
+        """Return how many parts of an object of `size` bytes are on their way at once."""
+        return max(1, min(self.parts_in_flight, self.transfer_bytes // self.part_bytes_of(size)))
+
+    @property
+    def wait_seconds(self) -> float:
+        """After how many seconds in which nothing came to an end, whoever waits for room gives up.
+
+        Longer than any request, with all its tries, may take.
+        """
+        moving = self.transfer_bytes / MIB  # at the slowest pace that counts as one
+        return 2 * (self.retry.deadline_seconds + self.retry.stall_timeout_seconds + moving)

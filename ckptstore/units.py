@@ -1,4 +1,4 @@
-"""Sizes, for code and for people."""
+"""Sizes and numbers, for code and for people."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def format_bytes(count: int) -> str:
             return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= KIB
     raise AssertionError("unreachable")
+
+
+def counted(count: int, thing: str) -> str:
+    """Return how many of a thing for people: `1 shard`, `3 shards`."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

@@ -32,3 +32,9 @@ def started() -> int:
             hint="Unset it, or set it to what the launcher started; allow_one_rank=True saves from this process alone.",
         )
     return int(said)
+
+
+def ranks_here() -> int:
+    """Return how many ranks the launcher says share this machine's memory; 1 if it says nothing that is a number."""
+    said = os.environ.get("LOCAL_WORLD_SIZE") or "1"
+    return int(said) if re.fullmatch("[1-9][0-9]{0,4}", said) else 1

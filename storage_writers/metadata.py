@@ -15,16 +15,18 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.storage import WriteResult
 
 from ckptstore.errors import IntegrityError, NotFoundError, UnsupportedError
 from ckptstore.format.codec import Part
 from ckptstore.format.dtypes import BYTES
 from ckptstore.format.shard import Shard, StoredItem, StoredShard
 from storage_writers import tensors
+from storage_writers.global_plan import boxes_of
 
 Place = tuple[str, tuple[int, ...]]
 """A chunk by its key and offsets; the offsets of a value that is no tensor are `(0,)`."""
+Planned = tuple[str, tuple[int, ...] | None, tuple[int, ...] | None]
+"""What a chunk is to be: its dtype, the tensor's shape, its own."""
 
 
 @dataclass(frozen=True)
@@ -94,39 +96,31 @@ def _describe(described: dict[str, TensorStorageMetadata | BytesStorageMetadata]
     known.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.lengths)))
 
 
-def received(results: Sequence[Sequence[WriteResult]]) -> list[StoredShard]:
-    """Return the shards that the ranks' results describe. A result holds the rank's receipt and its item, in order."""
-    shards = []
-    for of_rank in results:
-        if of_rank:
-            shard: Shard = of_rank[0].storage_data[0]
-            items: tuple[StoredItem, ...] = tuple(result.storage_data[1] for result in of_rank)
-            shards.append(StoredShard(shard, items))
-    return shards
-
-
 def check_written(metadata: Metadata, shards: Iterable[StoredShard]) -> None:
     """Check that what the ranks wrote is exactly what was planned: every chunk once, and nothing else.
 
     Raises:
         IntegrityError: A chunk is missing, came twice, or was not planned.
     """
-    planned: dict[Place, str] = {}
+    planned: dict[Place, Planned] = {}
     for key, value in metadata.state_dict_metadata.items():
         if isinstance(value, BytesStorageMetadata):
-            planned[key, (0,)] = BYTES
+            planned[key, (0,)] = BYTES, None, None
         else:
-            described = f"{tensors.dtype_name(value.properties.dtype, key=key)} {list(value.size)}"
-            planned |= {(key, tuple(c.offsets)): f"{described} {list(c.sizes)}" for c in value.chunks}
+            dtype = tensors.dtype_name(value.properties.dtype, key=key)
+            for offsets, lengths in boxes_of(value):
+                planned[key, tuple(offsets)] = dtype, value.size, tuple(lengths)
     for stored in shards:
         for item in stored.items:
             chunk, tensor = item.chunk, item.chunk.tensor
-            described = BYTES if tensor.dtype == BYTES else f"{tensor.dtype} {list(tensor.shape)} {list(chunk.lengths)}"
-            if planned.pop((tensor.name, chunk.offsets), None) != described:
-                raise _unplanned(tensor.name, chunk.offsets, f"rank {stored.shard.rank} wrote it as {described}")
+            is_value = tensor.dtype == BYTES
+            written = (BYTES, None, None) if is_value else (tensor.dtype, tensor.shape, chunk.lengths)
+            if planned.pop((tensor.name, chunk.offsets), None) != written:
+                said = BYTES if is_value else f"{tensor.dtype} {list(tensor.shape)} {list(chunk.lengths)}"
+                raise _unplanned(tensor.name, chunk.offsets, f"rank {stored.shard.rank} wrote it as {said}")
     if planned:
         (key, offsets), _ = next(iter(planned.items()))
-        raise _unplanned(key, offsets, f"it and {len(planned) - 1} more were not written")
+        raise _unplanned(key, tuple(offsets), f"it and {len(planned) - 1} more were not written")
 
 
 def _unplanned(key: str, offsets: tuple[int, ...], what: str) -> IntegrityError:
@@ -135,6 +129,9 @@ def _unplanned(key: str, offsets: tuple[int, ...], what: str) -> IntegrityError:
         hint="Nothing was committed. This is a fault of the planner: save with DCP's default one.",
         key=key,
     )
+
+
+_AS_THEY_ARE = {str, int}
 
 
 def encode_planner(data: Any) -> Any:
@@ -150,6 +147,8 @@ def encode_planner(data: Any) -> Any:
     if isinstance(data, list):
         return [encode_planner(each) for each in data]
     if isinstance(data, tuple):
+        if all(type(each) in _AS_THEY_ARE for each in data):  # the path of a key
+            return {"tuple": [*data]}
         return {"tuple": [encode_planner(each) for each in data]}
     if isinstance(data, Mapping):
         return {"dict": [[encode_planner(key), encode_planner(value)] for key, value in data.items()]}

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import _init_state_dict
 
 from ckptstore.errors import IncompatibleStateError
+from storage_writers.given import unwrapped
 
 
 class StrictLoadPlanner(DefaultLoadPlanner):
@@ -38,6 +39,7 @@ class StrictLoadPlanner(DefaultLoadPlanner):
         is_coordinator: bool = False,  # noqa: FBT001, FBT002  (DCP's signature)
     ) -> None:
         """Flatten the target without touching it; only tensors on the meta device get memory."""
+        state_dict = unwrapped(state_dict)
         _give_memory(state_dict)
         super().set_up_planner(_containers(state_dict), metadata, is_coordinator)
         self.original_state_dict = state_dict

@@ -38,7 +38,7 @@ def name_and_step(checkpoint_id: str | os.PathLike[str] | None, global_step: int
     """Return a checkpoint's name and step: each may be left out if the other tells it.
 
     Raises:
-        InvalidInputError: There is neither a name nor a step, or the name cannot be used.
+        InvalidInputError: There is neither a name nor a step, the name cannot be used, or it says another step.
     """
     if checkpoint_id is None:
         if global_step is None:
@@ -49,9 +49,18 @@ def name_and_step(checkpoint_id: str | os.PathLike[str] | None, global_step: int
         return f"step-{global_step}", global_step
     name = plain_name(checkpoint_id)
     encode_name(name)
-    if global_step is None and (match := _STEP_NAME.fullmatch(name)):
-        global_step = int(match[1])
-    return name, global_step
+    match = _STEP_NAME.fullmatch(name)
+    if match is None:
+        return name, global_step
+    named = int(match[1])
+    if global_step not in (None, named):
+        raise InvalidInputError(
+            f"The name {name!r} says step {named}, and describe() says global_step={global_step}.",
+            hint=f"Call writer.describe(global_step={named}), leave it out, or pass a name that says no step.",
+            checkpoint_id=name,
+            global_step=global_step,
+        )
+    return name, named
 
 
 def plain_name(checkpoint_id: str | os.PathLike[str]) -> str:

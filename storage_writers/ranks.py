@@ -113,3 +113,9 @@ def background_group() -> dist.ProcessGroup | None:
     if _background_group is None or _background_group[0] is not default:
         _background_group = (default, cast("dist.ProcessGroup", dist.new_group(backend="gloo")))
     return _background_group[1]
+
+
+def leave_background_group() -> None:
+    """Let the next call of `background_group` make another one: somebody may still be in this one."""
+    global _background_group  # noqa: PLW0603  (see above)
+    _background_group = None

@@ -1,8 +1,8 @@
-"""After a collective of DCP's has failed because a rank is gone: who is left, and what is known of the save.
+"""What came out of DCP; and after a collective of its own failed: who is left, and what is known of the save.
 
-Such a failure is a bare RuntimeError that names no rank. It reaches every survivor: the neighbours of the dead rank at
-once, the others at the group's time-out, or when their neighbours leave. Each leaves word in the c10d store and looks
-for a bounded time who else does, so that all raise the same error, with the ranks that are gone.
+A failed collective is a bare RuntimeError that names no rank. It reaches every survivor: the neighbours of the dead
+rank at once, the others at the group's time-out, or when their neighbours leave. Each leaves word in the c10d store and
+looks for a bounded time who else does, so that all raise the same error, with the ranks that are gone.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.checkpoint.api import CheckpointException
 
 from ckptstore.clock import SystemClock
 from ckptstore.errors import CkptStoreError, CommitUnknownError, DisagreementError
+from storage_writers.agreement import at_rank, gravest
 from storage_writers.ranks import Peers
 
 LOOK_SECONDS = 5.0
@@ -36,6 +38,21 @@ def is_loss(error: BaseException) -> bool:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     raised_in = frames[-1].f_globals.get("__name__") if frames else None
     return isinstance(error, RuntimeError) and raised_in == dist.distributed_c10d.__name__
+
+
+def cause(error: BaseException) -> CkptStoreError | None:
+    """Return our error in what DCP raised: the gravest, of the lowest rank; None if there is none of ours.
+
+    Fenced goes before an unknown commit, before damage, before the rest; a rank that did not come is last, because it
+    is often only the echo of what happened there. Its rank stands in the facts.
+    """
+    if isinstance(error, CkptStoreError):
+        return error
+    if not isinstance(error, CheckpointException):
+        return None
+    failures = sorted(error.failures.items())
+    ours = [at_rank(each, rank) for rank, (each, _) in failures if isinstance(each, CkptStoreError)]
+    return gravest(ours) if ours else None
 
 
 def lost_in_save(peers: Peers, name: str, committed: int | None) -> CkptStoreError:

@@ -9,39 +9,45 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckptstore.errors import CommitUnknownError, InvalidInputError, UnsupportedError
 from ckptstore.events import Observer, ShardStored, UploadBegan, silent, tell
-from ckptstore.format.shard import lay_out
+from ckptstore.format.shard import StoredShard, lay_out
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
+from ckptstore.options import LogOptions, TransferOptions, check_counts, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.attempt import Description, begin
 from ckptstore.protocol.claim import Takeover, check_takeover, check_who
 from ckptstore.protocol.commit import commit
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
-from ckptstore.transfer.upload import upload_shard
 from storage_writers import agreement, incarnations, ranks, survivors
-from storage_writers.metadata import check_written, encode_planner, received
+from storage_writers.fences import Fence, Optimizer
+from storage_writers.metadata import check_written, encode_planner
 from storage_writers.planning import Contents, Ticket, check_caching, check_items
+from storage_writers.receipts import received, results_of
 from storage_writers.roots import open_root
-from storage_writers.saving import Save, SaveSession, agreed
+from storage_writers.saving import Save
+from storage_writers.session import Limits, SaveSession
+from storage_writers.settling import WhenBusy, check_when_busy
+from storage_writers.uploading import upload_watched
 
 
 class CkptStoreWriter(StorageWriter, AsyncStager):
     """Writes checkpoints that are whole or absent.
 
     One writer object, or a new one per save, in any mixture of sync and async saves: a process has one incarnation per
-    run and never fences itself. Picklable; the copy saves as the same incarnation. `dcp.async_save` stages through it.
+    run and never fences itself. Picklable; the copy saves as the same incarnation. `dcp.async_save` stages through it,
+    and one background save is outstanding at a time. `close` it, or use it with `with`.
 
     Args:
         url: Root of the run; or an open store.
@@ -56,6 +62,12 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         assume_single_writer: The user's promise that one process at a time appends. Fencing does not hold then. None:
             what `log` says.
         agree_timeout_seconds: How long a rank that does not come is waited for.
+        staging_bytes: Host memory for the state of a background save; 0 streams everything. None: what it needs, at
+            most half of what is free, divided by the ranks of this machine.
+        when_busy: What becomes of a background save while another is in flight on some rank: it waits for it, is
+            skipped, or raises BusyError on all. `dcp.async_save` cannot be skipped: there `skip` raises too.
+        busy_timeout_seconds: How long a save waits for the one before.
+        commit_timeout_seconds: A save that is not committed in this time is given up, and never is committed later.
         transfer: How bytes are moved.
         log: How records are appended.
         observer: Hears of every phase. It stays behind when the writer is pickled.
@@ -63,8 +75,6 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
     Raises:
         InvalidInputError: An argument is outside of what is allowed.
     """
-
-    _synchronize_after_execute = False  # `stage` has ended its work when it returns
 
     def __init__(  # noqa: PLR0913  (a face takes written-out keywords)
         self,
@@ -79,11 +89,22 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         allow_one_rank: bool = False,
         assume_single_writer: bool | None = None,
         agree_timeout_seconds: float = 60.0,
+        staging_bytes: int | None = None,
+        when_busy: WhenBusy = "wait",
+        busy_timeout_seconds: float = 1800.0,
+        commit_timeout_seconds: float = 3600.0,
         transfer: TransferOptions | None = None,
         log: LogOptions | None = None,
         observer: Observer = silent,
     ) -> None:
-        check_seconds(agree_timeout_seconds=agree_timeout_seconds)
+        check_seconds(
+            agree_timeout_seconds=agree_timeout_seconds,
+            busy_timeout_seconds=busy_timeout_seconds,
+            commit_timeout_seconds=commit_timeout_seconds,
+        )
+        check_when_busy(when_busy)
+        if staging_bytes is not None and staging_bytes != 0:
+            check_counts(staging_bytes=staging_bytes)
         check_flags(allow_pickle=allow_pickle, allow_one_rank=allow_one_rank)
         check_kinds(transfer=(transfer, TransferOptions), log=(log, LogOptions))
         check_takeover(takeover)
@@ -95,14 +116,19 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         self._takeover: Takeover = takeover
         self._job = job
         self._allow_pickle = allow_pickle
-        self._session = SaveSession(process_group, one_rank=allow_one_rank, seconds=agree_timeout_seconds)
+        self._session = SaveSession(
+            process_group,
+            one_rank=allow_one_rank,
+            seconds=agree_timeout_seconds,
+            limits=Limits(when_busy, busy_timeout_seconds, commit_timeout_seconds, staging_bytes),
+            observer=observer,
+        )
         self._transfer = transfer or TransferOptions()
         self._log_options = log or LogOptions()
         if assume_single_writer is not None:
             self._log_options = dataclasses.replace(self._log_options, assume_single_writer=assume_single_writer)
         self._observer = observer
         self._store = open_root(url, engine=engine, storage_options=storage_options, transfer=self._transfer)
-        self._log: RunLog | None = None
         self.committed: Committed | None = None
         """The newest commit of this writer; on the coordinator only."""
 
@@ -134,48 +160,98 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         )
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of the state in host memory, for the background save that `dcp.async_save` begins now.
+        """Begin to copy the state into host memory, for the background save that `dcp.async_save` begins now.
 
-        What has been described is bound to that save here: when it begins, the next one may have been described.
+        All ranks meet here and say how the save before ended. What has been described is bound to this save.
+
+        Raises:
+            StalledError: The save before has not ended in time, or was given up; the same on all ranks.
+            BusyError: It has not ended, and the writer does not wait for it; the same on all ranks.
+            CkptStoreError: It failed, and nobody was told; the same on all ranks.
         """
-        description = self._session.descriptions.take_said()
-        # One for each save: a stager copies the next state over the last one's copy, which may be under way.
-        stager = DefaultStager(StagingOptions(*[False] * 4))  # nothing pinned, shared or later, as by DCP itself
-        staged = cast("dict[str, Any]", stager.stage(state_dict))
-        stager.close()
-        self._session.descriptions.hand_over(description)
-        return staged
+        return self._session.stage(state_dict)
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """Whether `dcp.async_save` returns only when the state may be changed: unless an optimizer waits by itself."""
+        self._session.follow()
+        return not self._session.fences
+
+    def synchronize_staging(self) -> None:
+        """Wait until the tensors of the state may be changed: all is copied, or was read by the upload.
+
+        Raises:
+            StalledError: The copy does not end.
+        """
+        self._session.fence()
+
+    def fence_before(self, optimizer: Optimizer) -> Fence:
+        """Let `optimizer.step()` wait for the staging, so that a background save returns as soon as copying began.
+
+        The copy goes on during the next forward and backward pass, which must not change what is saved.
+
+        Args:
+            optimizer: The first one that changes the state; give each one that may be the first.
+
+        Returns:
+            What takes the fence away again, by `remove()`.
+        """
+        return Fence(self._session, optimizer)
+
+    def wait(self) -> None:
+        """Wait until the background save, if one is outstanding, has ended on all ranks. Collective, like a save.
+
+        Raises:
+            StalledError: It has not ended within `busy_timeout_seconds`, or was given up.
+            DisagreementError: A rank did not come. The save is outstanding still.
+            CkptStoreError: It failed, and nobody was told; the same on all ranks.
+        """
+        self._session.wait()
+
+    def close(self) -> None:
+        """Wait as `wait` does, and free the memory in which states were staged. Collective, like a save.
+
+        Raises:
+            CkptStoreError: See `wait`.
+        """
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # else the other ranks may not come; how a save ends is told at the process's end
+            self.close()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save called `checkpoint_id`: all ranks agree on what it is, or all raise the same.
+
+        A save in the foreground first waits for the one in the background.
 
         Raises:
             DisagreementError: Ranks are missing, or differ in name, step, root or run; each is named.
             InvalidInputError: The name cannot be used, or this process would save alone by mistake.
             UnsupportedError: The store cannot create only-if-absent; writing there could lose checkpoints.
+            CkptStoreError: The background save before failed, and nobody was told; the same on all ranks.
 
         If killed: perhaps `run.json`, which says nothing but that the run exists.
         """
-        session = self._session
-        session.forget()
-        description, peers = session.descriptions.take(), session.peers()
+        self._session.begin(checkpoint_id, lambda peers: (self._store.url, self._read_run(peers)))
 
-        def place() -> tuple[str, str | None]:
-            return self._store.url, self._read_run(peers)
-
-        session.save = agreed(peers, checkpoint_id, description, place, seconds=session.seconds)
-
-    def _read_run(self, peers: ranks.Peers) -> str | None:
-        """Return the run's identity as this rank reads it; rank 0 begins the run if there is none."""
+    def _read_run(self, peers: ranks.Peers) -> RunLog:
+        """Return the run's log as this rank reads it; rank 0 begins the run if there is none."""
         if peers.world_size > 1 and self._store.engine == "memory":
             raise InvalidInputError(
                 f"{self._store.url} is the memory of one process, and {peers.world_size} save.",
                 hint="Save to a path, or to s3://.",
             )
-        if self._log is None or self._log.run is None:
-            log = RunLog.create if peers.rank == 0 else RunLog.open
-            self._log = log(self._store, options=self._log_options, observer=self._observer)
-        return self._log.run
+        log = self._session.log
+        if log is None or log.run is None:
+            begin_log = RunLog.create if peers.rank == 0 else RunLog.open
+            log = self._session.log = begin_log(self._store, options=self._log_options, observer=self._observer)
+        return log
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002, FBT001  (DCP's signature; it looks for the name `kwargs`)
         """Learn this rank's place. Without a `checkpoint_id`, the ranks agree here.
@@ -192,7 +268,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         # Described anew on this thread after `reset`: the save that `reset` began never came here.
         if save is None or save.set_up or self._session.descriptions.said_here:
             self.reset(None)
-            save, _ = self._begun()
+            save = self._begun()
         rank = kwargs.get("rank", 0)
         if rank != save.peers.rank or is_coordinator != (rank == 0):
             raise InvalidInputError(
@@ -220,7 +296,8 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
 
         If killed: perhaps a claim. Nothing of the attempt exists yet.
         """
-        save, log = self._begun()
+        save = self._begun()
+        log = save.log
         if len(plans) != save.peers.world_size:
             raise InvalidInputError(
                 f"{len(plans)} ranks save, this writer's group has {save.peers.world_size}.",
@@ -247,10 +324,10 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
             for rank, plan in enumerate(plans)
         ]
 
-    def _begun(self) -> tuple[Save, RunLog]:
-        if (save := self._session.save) is None or self._log is None:
+    def _begun(self) -> Save:
+        if (save := self._session.save) is None:
             raise InvalidInputError("No save has begun.", hint="Call dcp.save with this writer.")
-        return save, self._log
+        return save
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Stream this rank's shard. No rank sends a byte before the values of all ranks have been checked.
@@ -264,7 +341,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
 
         If killed: nothing, or a whole shard, under a private prefix; perhaps an incomplete upload.
         """
-        save, _ = self._begun()
+        save = self._begun()
         contents: Contents | None = None
 
         def check() -> None:
@@ -275,7 +352,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
                 raise InvalidInputError(
                     "The plan is of another save.", hint="Use a planner that does not keep plans, and one per save."
                 )
-            contents = Contents(plan, planner, allow_pickle=self._allow_pickle)
+            contents = Contents(plan, planner, allow_pickle=self._allow_pickle, staged=save.staged)
 
         peers = dataclasses.replace(save.peers, channel=f"write/{save.save_id}")
         seconds = self._session.seconds + agreement.work_seconds(peers)  # they may resolve large values
@@ -286,7 +363,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         return done
 
     def _upload(self, plan: SavePlan, contents: Contents) -> list[WriteResult]:
-        """Send the shard; return one result per item, in file order, all with one receipt."""
+        """Send the shard and return its receipt."""
         began = time.monotonic()
         ticket: Ticket = plan.storage_data
         key = ticket.attempt.stem.shard_key(ticket.rank)
@@ -294,16 +371,13 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         tell(self._observer, UploadBegan(key, layout.size))
         bodies = (contents.pieces(index) for index in layout.order)
         try:
-            shard = upload_shard(self._store, key, layout, bodies, rank=ticket.rank, options=self._transfer)
+            shard = upload_watched(self._store, key, layout, bodies, rank=ticket.rank, options=self._transfer)
         except Exception as error:
             if (ours := agreement.in_our_words(error, f"The upload of {key} failed")) is error:
                 raise
             raise ours from error
         tell(self._observer, ShardStored(key, shard.size, time.monotonic() - began))
-        return [
-            WriteResult(plan.items[index].index, item.chunk.nbytes, (shard, item))
-            for index, item in zip(layout.order, layout.items, strict=True)
-        ]
+        return results_of(plan, StoredShard(shard, layout.items))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit, on the coordinator: the one moment at which the checkpoint begins to exist.
@@ -312,23 +386,25 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
             FencedError: A newer incarnation has claimed the run. Nothing was committed.
             SupersededError: A later attempt of this incarnation has committed. Nothing was committed.
             CommitUnknownError: Whether it was committed is not known. Delete nothing; the next save finds out.
+            StalledError: Its time was over. Nothing was committed, and it never will be.
             IntegrityError: What was written is not what was planned. Nothing was committed.
 
         If killed: data under a private prefix, and the commit stands in the log or not.
         """
-        save, log = self._begun()
+        save = self._begun()
         assert save.begun is not None  # noqa: S101  (prepare_global_plan ran here)
         shards = received(results)
         check_written(metadata, shards)
         save.committed = survivors.UNKNOWN
         try:
             self.committed = commit(
-                log,
+                save.log,
                 *save.begun,
                 shards,
                 planner=encode_planner(metadata.planner_data),
                 software=_software(),
                 options=self._transfer,
+                allowed=save.gate.pass_through,
             )
             save.committed = self.committed.seq
         except CommitUnknownError:
@@ -337,10 +413,11 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
             save.committed = None
             raise
         except BaseException as interrupt:  # I5: DCP would report a failure, and the commit may stand
-            raise self._interrupted(save, log, interrupt) from interrupt
+            raise self._interrupted(save, interrupt) from interrupt
 
-    def _interrupted(self, save: Save, log: RunLog, interrupt: BaseException) -> CommitUnknownError:
+    def _interrupted(self, save: Save, interrupt: BaseException) -> CommitUnknownError:
         assert save.begun is not None  # noqa: S101  (it was committing)
+        log = save.log
         seq = log.fold.committed_at(str(save.begun[1].stem))  # the append was waited for
         if seq is None:
             return CommitUnknownError(
@@ -362,8 +439,8 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry the incarnation, and nothing live."""
-        state = self.__dict__ | {"_log": None, "_observer": silent}
-        run = self._log.run if self._log is not None else None
+        state = self.__dict__ | {"_observer": silent}
+        run = log.run if (log := self._session.log) is not None else None
         state["_reign"] = incarnations.reign_at(self._store.url, run, job=self._job)
         if isinstance(self._url, str | os.PathLike):
             del state["_store"]

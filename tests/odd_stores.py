@@ -2,7 +2,7 @@
 
 import os
 
-from ckptstore.errors import AccessDeniedError, NotFoundError
+from ckptstore.errors import AccessDeniedError, NotFoundError, UnsupportedError
 from ckptstore.objectstore.port import PutMode
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore, ForwardingUpload
 
@@ -77,6 +77,18 @@ class _Denied(ForwardingUpload):
     def complete(self):
         self._store._refuse("multipart")
         return super().complete()
+
+
+class NamesNoUploads(ForwardingStore):
+    """Never tells which uploads are incomplete, nor aborts one: Google, Azure, what fsspec knows."""
+
+    def list_uploads(self, prefix):
+        del prefix
+        raise UnsupportedError("It does not tell.", hint="They expire.")
+
+    def abort_upload(self, upload):
+        del upload
+        raise UnsupportedError("It does not abort.", hint="They expire.")
 
 
 class ListsLate(ForwardingStore):

@@ -1,11 +1,16 @@
-"""How the store is reached: `--engine` and `--option`, which belong to no command and may stand anywhere."""
+"""How the store is reached: the URL, and `--engine` and `--option`, which belong to no command and may stand anywhere.
+
+What was said is also what hints say: a command that they tell to run names the run that this one was about.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +20,21 @@ from ckptstore.options import LogOptions
 from ckptstore.store import CheckpointStore
 
 NAMES = ("--engine", "--option", "-o")
+
+# fmt: off
+SHOWN_OPTIONS = (
+    "account_host", "account_name", "addressing_style", "anon", "checksum_algorithm", "endpoint", "endpoint_url",
+    "profile", "project", "region_name", "requester_pays", "use_emulator", "use_ssl", "verify",
+)
+# fmt: on
+"""Options that are no secret. The value of any other is not repeated."""
+
+_COMMAND = re.compile(r"`ckptstore\s[^`]*`")
+_PLACE = re.compile(r"(?<= )URL(?=[ `])")
+_LITERAL = re.compile(r"(?![A-Za-z][A-Za-z0-9+.-]*:)|(?:file|memory)://|(?:s3|gs|az)://[^@/]*(?:/|\Z)")
+"""Where nothing after this is read as a user or a query: a path, a bucket's keys."""
+_MAY_BE_SECRET = re.compile(r":[^@]*@|[?]")
+"""A password, or a query."""
 
 Engine = Annotated[
     str | None, typer.Option("--engine", metavar="NAME", help="What moves the bytes: obstore, s3fs, gcsfs, fsspec.")
@@ -37,6 +57,8 @@ class Access:
 
     engine: str | None = None
     storage_options: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    url: str | None = None
 
 
 _said = Access()
@@ -65,12 +87,37 @@ def keep(engine: str | None, options: Sequence[str]) -> None:
         if last in place:
             raise InvalidInputError(f"--option {name} is said twice.", hint="Say it once.")
         place[last] = _value(last, value)
-    _said = Access(engine, nested)
+    _said = Access(engine, nested, tuple(options))
+
+
+def keep_url(url: str) -> str:
+    """Keep the URL that was given, and return it."""
+    global _said  # noqa: PLW0603  (as above)
+    _said = replace(_said, url=url)
+    return url
 
 
 def said() -> Access:
     """Return what was said."""
     return _said
+
+
+def pointed(hint: str) -> str:
+    """Return `hint` with what was given in place of `URL` in the commands it names, ready for a shell.
+
+    No secret is repeated: a URL that may hold one stays the word, and an option's value becomes `...`.
+    """
+    url = _said.url
+    if not url or (_MAY_BE_SECRET.search(url.partition("://")[2] or url) and not _LITERAL.match(url)):
+        return hint
+    words = [url if url[0] != "-" else f"./{url}"]
+    words += ["--engine", _said.engine] if _said.engine else []
+    for text in _said.options:
+        name, _, value = text.partition("=")
+        shown = name.rpartition(".")[2] in SHOWN_OPTIONS and not {"@", "?"}.intersection(value)
+        words += ["-o", f"{name}={value if shown else '...'}"]
+    place = shlex.join(words)
+    return _COMMAND.sub(lambda command: _PLACE.sub(lambda _: place, command[0]), hint)
 
 
 def open_run(url: str, *, log: LogOptions | None = None) -> CheckpointStore:

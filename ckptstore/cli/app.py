@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 import ckptstore
-from ckptstore.cli import access, changing, checking, doctor, listing, looking
+from ckptstore.cli import access, changing, checking, doctor, listing, looking, tuning
 from ckptstore.cli.documents import Document, error_document
 from ckptstore.cli.exits import EPILOG, Exit, exit_for
 from ckptstore.cli.render import print_error, print_json, print_line
@@ -38,6 +38,7 @@ class Door(TyperGroup):
         given = list(sys.argv[1:] if args is None else args) or ["--help"]
         options = given[: given.index("--")] if "--" in given else given
         code, error = Exit.FINE, None
+        access.keep(None, ())
         try:
             answer = super().main(
                 access.moved_to_the_front(given), "ckptstore", complete_var, standalone_mode=False, **extra
@@ -74,7 +75,7 @@ def _usage_document(usage: Any) -> Document:
 
 
 def _stopped_document() -> Document:
-    hint = "Run `ckptstore log URL` to see whether something was appended."
+    hint = access.pointed("Run `ckptstore log URL` to see whether something was appended.")
     return {"error": "stopped", "message": "Stopped.", "hint": hint, "facts": {}}
 
 
@@ -110,6 +111,7 @@ for _command in (
     changing.pin,
     changing.unpin,
     doctor.doctor,
+    tuning.tune,
 ):
     app.command(epilog=EPILOG)(_command)
 

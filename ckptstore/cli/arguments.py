@@ -7,12 +7,16 @@ from typing import Annotated
 import typer
 
 from ckptstore.checkpoint import Checkpoint
+from ckptstore.cli.access import keep_url
 from ckptstore.cli.render import print_warning
 from ckptstore.errors import ResumeError
 from ckptstore.store import CheckpointStore
 
 Url = Annotated[
-    str, typer.Argument(metavar="URL", help="The run's root: a path, s3://, gs://, az://, or what else is known.")
+    str,
+    typer.Argument(
+        metavar="URL", callback=keep_url, help="The run's root: a path, s3://, gs://, az://, or what else is known."
+    ),
 ]
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="A checkpoint: NAME (its newest selectable one) or NAME@SEQ (exactly).")

@@ -13,6 +13,7 @@ from ckptstore.cli.documents import Document, findings_of, run_document, verdict
 from ckptstore.cli.exits import Exit
 from ckptstore.cli.render import print_json, print_line, progress_of
 from ckptstore.errors import IntegrityError, InvalidInputError
+from ckptstore.nearest import meant
 from ckptstore.protocol.verify import Level, Progress, Verdict
 from ckptstore.store import CheckpointStore
 from ckptstore.units import format_bytes
@@ -36,7 +37,10 @@ def verify(
     damage: ask full. full: BLAKE3 of every byte, which decides.
     """
     if level not in get_args(Level):
-        raise InvalidInputError(f"{level!r} is no level.", hint=f"Use one of: {', '.join(get_args(Level))}.")
+        raise InvalidInputError(
+            f"{level!r:.80} is no level.{meant(level, get_args(Level))}",
+            hint=f"Use one of: {', '.join(get_args(Level))}.",
+        )
     if everything and name is not None:
         raise InvalidInputError("A name and --all contradict each other.", hint="Give one of them.")
     store = _opened(url)

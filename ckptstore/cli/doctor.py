@@ -7,7 +7,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from ckptstore.cli.access import said
+from ckptstore.cli.access import pointed, said
 from ckptstore.cli.arguments import AsJson, Url
 from ckptstore.cli.doctor_documents import report_document
 from ckptstore.cli.doctor_tables import print_report
@@ -19,6 +19,7 @@ from ckptstore.maintenance.behaviour import PART_BYTES
 from ckptstore.maintenance.doctor import Scope, examine
 from ckptstore.maintenance.policy import bucket_policy
 from ckptstore.maintenance.report import Check, Report, Role
+from ckptstore.nearest import meant
 from ckptstore.objectstore.bucket import bucket_settings
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
@@ -69,7 +70,7 @@ def doctor(  # noqa: PLR0913  (an option each)
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Tell what this bucket, these credentials and this network can do.
+    """Tell what a bucket, credentials and network can do.
 
     It tries everything out with objects of its own under probe/ of the run's root, which it deletes again, also after
     Ctrl-C. It never makes a bucket or a run. The network's speed takes up to 20 seconds and 220 MiB each way.
@@ -94,7 +95,7 @@ def doctor(  # noqa: PLR0913  (an option each)
     )
     if policy is not None:
         print_json(bucket_policy(_opened(url).url, get_args(Role) if policy == EVERYBODY else [_role(policy)]))
-        for line in POLICY_NOTES.splitlines():
+        for line in pointed(POLICY_NOTES).splitlines():
             print_note(line)
         return Exit.FINE
     if uploads:
@@ -143,7 +144,9 @@ def _refuse_mixtures(
 
 def _role(name: str) -> Role:
     if name not in get_args(Role):
-        raise InvalidInputError(f"{name!r:.80} is no role.", hint=f"Use one of: {', '.join(get_args(Role))}.")
+        raise InvalidInputError(
+            f"{name!r:.80} is no role.{meant(name, get_args(Role))}", hint=f"Use one of: {', '.join(get_args(Role))}."
+        )
     return cast("Role", name)
 
 

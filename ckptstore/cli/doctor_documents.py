@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckptstore.cli.access import pointed
 from ckptstore.cli.documents import Document
 from ckptstore.maintenance.report import Check, Report
 
@@ -31,7 +32,7 @@ def check_document(check: Check) -> Document:
         "value": check.value,
         "unit": check.unit,
         "message": check.message,
-        "hint": check.hint,
+        "hint": pointed(check.hint),
         "error": check.error.code if check.error is not None else None,
         "facts": dict(check.facts),
     }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import get_args
 
+from ckptstore.cli.access import pointed
 from ckptstore.cli.render import print_line, print_table, print_warning
 from ckptstore.maintenance.report import Check, Group, Report
-from ckptstore.units import format_bytes
+from ckptstore.units import counted, format_bytes
 
 SHOWN_KEYS = 5
 
@@ -27,18 +28,17 @@ def print_report(report: Report) -> None:
         print_line("To do:")
         for hint, names in todo.items():
             print_line(f"  {'; '.join(names)}")
-            print_line(f"      {hint}")
+            print_line(f"      {pointed(hint)}")
     print_line()
-    failed = len(report.failed)
-    print_line(f"NOT FIT for a {report.role}: {failed} failed." if failed else f"Fit for a {report.role}.")
-    print_line(f"These credentials are {'; '.join(_enough(role, each) for role, each in report.roles.items())}.")
+    print_line(_verdict(report))
+    print_line(f"Others: {'; '.join(_fit(role, each) for role, each in report.roles.items() if role != report.role)}.")
     sent, received = format_bytes(report.bytes_sent), format_bytes(report.bytes_received)
     print_line(f"{report.seconds:.1f} s; {sent} sent, {received} received.")
     if report.left_behind:
         shown = ", ".join(report.left_behind[:SHOWN_KEYS])
         more = len(report.left_behind) - SHOWN_KEYS
         print_warning(
-            f"{len(report.left_behind)} objects of this examination could not be deleted: {shown}"
+            f"{counted(len(report.left_behind), 'object')} of this examination could not be deleted: {shown}"
             f"{f' and {more} more' if more > 0 else ''}. Nobody reads them; delete them with other credentials."
         )
 
@@ -53,5 +53,13 @@ def _value(check: Check) -> str | None:
     return f"{check.value} {check.unit}" if check.unit else str(check.value)
 
 
-def _enough(role: str, known: bool | None) -> str:  # noqa: FBT001  (the value itself)
-    return f"{'perhaps enough' if known is None else 'enough' if known else 'NOT ENOUGH'} for a {role}"
+def _verdict(report: Report) -> str:
+    if report.failed:
+        return f"NOT FIT for a {report.role}: {len(report.failed)} failed."
+    if report.untried:
+        return f"Fit for a {report.role}, as far as was tried; not tried: {', '.join(report.untried)}."
+    return f"Fit for a {report.role}."
+
+
+def _fit(role: str, known: bool | None) -> str:  # noqa: FBT001  (the value itself)
+    return f"{'perhaps fit' if known is None else 'fit' if known else 'NOT FIT'} for a {role}"

@@ -9,12 +9,14 @@ from datetime import UTC, datetime
 
 import typer
 
+from ckptstore.cli.access import pointed
 from ckptstore.cli.documents import Document
 from ckptstore.cli.exits import Exit, exit_for
 from ckptstore.cli.render import clean, print_json, print_line, print_table, print_warning
 from ckptstore.errors import CkptStoreError, InvalidInputError
 from ckptstore.maintenance.uploads import Found, Uploads, abort, find_uploads
 from ckptstore.objectstore.port import ObjectStore, PendingUpload
+from ckptstore.units import counted
 
 Ended = Mapping[PendingUpload, CkptStoreError | None]
 
@@ -59,7 +61,7 @@ def tell_uploads(store: ObjectStore, *, older_than: float, aborts: bool, living:
         _print_uploads(uploads, {})
         for each in chosen:
             print_line(f"would be aborted: {each.upload.key}")
-        if not typer.confirm(f"Abort {len(chosen)} uploads of {clean(uploads.url)}?", err=True):
+        if not typer.confirm(f"Abort {counted(len(chosen), 'upload')} of {clean(uploads.url)}?", err=True):
             print_line("Nothing was aborted.")
             return Exit.STOPPED
     ended = {each.upload: error for each, error in abort(store, chosen if aborts else [])}
@@ -121,7 +123,7 @@ def _print_outcome(uploads: Uploads, chosen: list[Found], ended: Ended, *, abort
     failed = [error for error in ended.values() if error is not None]
     print_line(f"{len(ended) - len(failed)} of {len(uploads.found)} were aborted.")
     if failed:
-        print_warning(f"{len(failed)} could not be aborted: {failed[0].message} {failed[0].hint}")
+        print_warning(f"{len(failed)} could not be aborted: {failed[0].message} {pointed(failed[0].hint)}")
 
 
 def _fate(each: Found, ended: Ended) -> str | None:

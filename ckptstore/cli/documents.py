@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ckptstore.checkpoint import Checkpoint, Key
+from ckptstore.cli.access import pointed
 from ckptstore.errors import CkptStoreError
 from ckptstore.protocol.catalog import Uncommitted
 from ckptstore.protocol.log import Entry
@@ -133,4 +134,4 @@ def verdict_document(verdict: Verdict, checkpoint: Checkpoint) -> Document:
 
 def error_document(error: CkptStoreError) -> Document:
     """Return an error as it is printed."""
-    return {"error": error.code, "message": error.message, "hint": error.hint, "facts": error.facts}
+    return {"error": error.code, "message": error.message, "hint": pointed(error.hint), "facts": error.facts}

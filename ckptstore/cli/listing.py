@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptstore.cli.access import open_run, said
-from ckptstore.cli.arguments import AsJson, Url, warn_of_lost_tail
+from ckptstore.cli.arguments import AsJson, Url, nothing_committed, warn_of_lost_tail
 from ckptstore.cli.documents import (
     Document,
     attempt_document,
@@ -25,7 +25,7 @@ from ckptstore.errors import CkptStoreError, IntegrityError
 from ckptstore.format.version import FORMAT
 from ckptstore.protocol.log import Entry
 from ckptstore.store import CheckpointStore
-from ckptstore.units import format_bytes
+from ckptstore.units import counted, format_bytes
 
 DEAD, IN_PROGRESS = "dead", "in progress"
 WHY = {
@@ -85,7 +85,8 @@ def latest(url: Url, *, as_json: AsJson = False) -> int:
     if as_json:
         print_json(document)
     elif found is None:
-        print_error(f"Nothing is committed at {store.url}.", "Check the URL; see `ckptstore ls URL --all`.")
+        nothing = error_document(nothing_committed(store))
+        print_error(nothing["message"], nothing["hint"])
     else:
         print_line(f"{found.checkpoint_id}@{found.seq}")
     if not as_json:
@@ -117,15 +118,16 @@ def log(url: Url, *, as_json: AsJson = False) -> int:
         error = other
     else:
         ignored = {each.seq: each.reason for each in store.ignored}
+    told = error_document(error) if error else {}
     document["records"] = [record_document(entry, ignored) for entry in entries]
     if as_json:
-        print_json({**document, **(error_document(error) if error else {})})
+        print_json({**document, **told})
     else:
         _print_records(document["records"])
         if error is None:
             warn_of_lost_tail(store)
         else:
-            print_error(error.message, error.hint)
+            print_error(told["message"], told["hint"])
     return exit_for(error) if error else Exit.FINE
 
 
@@ -176,9 +178,9 @@ def _print_summary(document: Document) -> None:
         states = Counter(each["state"] for each in attempts)
         told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         objects, size = sum(each["objects"] for each in attempts), sum(each["bytes"] for each in attempts)
-        hidden.append(f"{told} ({objects} objects, {format_bytes(size)})")
+        hidden.append(f"{told} ({counted(objects, 'object')}, {format_bytes(size)})")
     if ignored := document["ignored"]:
-        hidden.append(f"{len(ignored)} ignored records")
+        hidden.append(counted(len(ignored), "ignored record"))
     if hidden:
         print_line()
         print_line(f"Not shown without --all: {'; '.join(hidden)}.")
@@ -247,7 +249,7 @@ def _told(record: dict[str, Any], ignored: str | None) -> str:
     if kind == "COMMIT":
         shards = record["shards"]
         told = (
-            f"{record['checkpoint_id']}, step {record['global_step']}, {shards['count']} shards, "
+            f"{record['checkpoint_id']}, step {record['global_step']}, {counted(shards['count'], 'shard')}, "
             f"{format_bytes(shards['bytes'])}, term {record['term']}, attempt {record['attempt']}"
         )
     elif kind == "CLAIM":

@@ -180,12 +180,9 @@ def check_upload(visit: Visit) -> None:
         with store.open_upload(lost, size=UPLOAD_BYTES) as upload:
             upload.write(body)
             try:
-                pending = [each for each in store.list_uploads(visit.place) if _begins(each.key, visit.place, lost)]
-            except (AccessDeniedError, UnsupportedError) as error:
-                # To abort what is not there is no error: so that much can be told without a list.
-                with contextlib.suppress(AccessDeniedError, UnsupportedError, InvalidInputError):
-                    store.abort_upload(PendingUpload(lost, NO_UPLOAD))
-                return Check("store", "abort upload", "unknown", error.message, hint=error.hint)
+                pending = _pending(visit, lost)
+            except UnsupportedError as error:
+                return Check("store", "abort upload", "unknown", str(error))  # its hint is for whoever looks for them
             for each in pending:
                 store.abort_upload(each)
         if any(each in pending for each in store.list_uploads(visit.place)):
@@ -197,6 +194,16 @@ def check_upload(visit: Visit) -> None:
     visit.look("store", "multipart upload", upload)
     if key in store.written:
         visit.look("store", "abort upload", give_up)
+
+
+def _pending(visit: Visit, key: str) -> list[PendingUpload]:
+    """Return the incomplete uploads of `key`. Where that is denied, at least see whether aborting is allowed."""
+    try:
+        return [each for each in visit.store.list_uploads(visit.place) if _begins(each.key, visit.place, key)]
+    except AccessDeniedError:
+        with contextlib.suppress(AccessDeniedError, UnsupportedError, InvalidInputError):
+            visit.store.abort_upload(PendingUpload(key, NO_UPLOAD))  # to abort what is not there is no error
+        raise
 
 
 def check_clock(visit: Visit) -> None:

@@ -6,7 +6,7 @@ bucket is ever created, and no run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
@@ -22,6 +22,13 @@ from ckptstore.objectstore.bucket import BucketSettings
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import check_flags
 from ckptstore.protocol.log import RunLog
+from ckptstore.units import counted
+
+ONLY_WRITERS_NEED = {
+    ("store", name)
+    for name in ("create once", "create once in a race", "overwrite", "multipart upload", "abort upload", "delete")
+}
+"""Checks that a run can be read without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +111,20 @@ def examine(  # noqa: PLR0913  (what an examination is made of)
         engine=store.engine,
         role=scope.role,
         checks=tuple(visit.checks),
-        roles=permissions.roles_of(visit.store),
+        roles=_roles(visit),
         left_behind=left,
         bytes_sent=visit.store.sent,
         bytes_received=visit.store.received,
         seconds=round(clock.monotonic() - began, 3),
     )
+
+
+def _roles(visit: Visit) -> Mapping[Role, bool | None]:
+    """Return for whom the place is fit: who is permitted enough, unless something does not work that the role needs."""
+    broken = [check for check in visit.checks if check.verdict == "failed" and check.group != "permission"]
+    reads = any((check.group, check.name) not in ONLY_WRITERS_NEED for check in broken)
+    fits = {"reader": not reads, "trainer": not broken, "collector": not broken}
+    return {role: fits[role] and permitted for role, permitted in permissions.roles_of(visit.store).items()}
 
 
 def _check_settings(visit: Visit, settings: Callable[[], BucketSettings | None] | None) -> None:
@@ -154,7 +169,7 @@ def _claim(log: RunLog) -> Check:
         "run",
         "claim",
         "ok" if since else "warning",
-        f"{who}; {loadable} checkpoints may be loaded." if since else f"{who}; claimed, no commit since.",
+        f"{who}; {counted(loadable, 'checkpoint')} may be loaded." if since else f"{who}; claimed, no commit since.",
         hint="" if since else "Whoever held it before is fenced. If this job is not saving, stop it and start yours.",
         facts={
             "term": reign.term,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from ckptstore.errors import AccessDeniedError, Fact
+from ckptstore.errors import AccessDeniedError, Fact, UnsupportedError
 from ckptstore.maintenance.noting import (
     ABORT,
     CREATE,
@@ -69,18 +69,29 @@ _RIGHTS: dict[str, dict[str, str]] = {
 
 
 def judge(store: NotingStore, role: Role) -> list[Check]:
-    """Return a check for each permission that `role` has a use for, from what the store was seen to allow."""
-    return [_judged(store, name, role) for name in PERMISSIONS if name in NEEDED[role] + _USED[role]]
+    """Return a check for each permission that `role` has a use for, from what the store was seen to allow.
+
+    What the store itself cannot do is no matter of permission: nobody can grant it, and its behaviour is judged apart.
+    """
+    names = [name for name in PERMISSIONS if name in NEEDED[role] + _USED[role]]
+    return [_judged(store, name, role) for name in names if name not in _beyond(store)]
 
 
 def roles_of(store: NotingStore) -> Mapping[Role, bool | None]:
     """Return for each role whether the credentials are enough; None: something it needs was not tried."""
     found: dict[Role, bool | None] = {}
     for role in get_args(Role):
-        denied = [name for name in NEEDED[role] if isinstance(store.refused.get(name), AccessDeniedError)]
-        untried = [name for name in NEEDED[role] if name not in store.allowed]
+        needed = [name for name in NEEDED[role] if name not in _beyond(store)]
+        denied = [name for name in needed if isinstance(store.refused.get(name), AccessDeniedError)]
+        untried = [name for name in needed if name not in store.allowed]
         found[role] = False if denied else None if untried else True
     return found
+
+
+def _beyond(store: NotingStore) -> set[str]:
+    """Return what the store cannot do, whoever asks."""
+    beyond = {name for name, refusal in store.refused.items() if isinstance(refusal, UnsupportedError)} - store.allowed
+    return beyond | {ABORT} if LIST_UPLOADS in beyond else beyond  # what is never named is never aborted
 
 
 def _judged(store: NotingStore, name: str, role: Role) -> Check:
@@ -97,6 +108,4 @@ def _judged(store: NotingStore, name: str, role: Role) -> Check:
         return Check("permission", name, "failed", message, hint=hint, facts=facts, error=error)
     if name in store.allowed:
         return Check("permission", name, "ok", "Allowed.", facts=facts)
-    if refusal is not None:
-        return Check("permission", name, "unknown", refusal.message, hint=refusal.hint, facts=facts)
     return Check("permission", name, "unknown", "Not tried.", facts=facts)

@@ -66,7 +66,9 @@ class Report:
         engine: What moved the bytes.
         role: For whom it was asked.
         checks: In the order in which they were made.
-        roles: Whether these credentials are enough for a reader, a trainer, a collector; None: not known.
+        roles: Whether the store with these credentials is fit for a reader, a trainer, a collector; None: nothing
+            speaks against it, and not all that it needs was tried. For `role` it is False if a check failed, and only
+            then.
         left_behind: Keys that could not be deleted again.
         bytes_sent: Of the probes' bodies.
         bytes_received: Of the probes' bodies.
@@ -87,6 +89,15 @@ class Report:
     def failed(self) -> list[Check]:
         """What does not work."""
         return [check for check in self.checks if check.verdict == "failed"]
+
+    @property
+    def untried(self) -> list[str]:
+        """Permissions that the role needs, and that were not tried."""
+        return [
+            check.name
+            for check in self.checks
+            if (check.group, check.verdict) == ("permission", "unknown") and self.role in check.facts["needed_by"]  # type: ignore[operator]
+        ]
 
     @property
     def refuses_writing(self) -> bool:

@@ -14,7 +14,9 @@ ABORT_DAYS = 7
 
 
 def judge_settings(settings: BucketSettings) -> list[Check]:
-    """Return a check for each setting."""
+    """Return a check for each setting; one alone if for one reason none was looked at."""
+    if isinstance(settings.rules, Unknown) and settings.rules is settings.keeps_versions is settings.lock:
+        return [_unknown("lifecycle rules", settings.rules)]
     return [
         _of_rules(settings),
         _of_incomplete_uploads(settings),

@@ -16,7 +16,8 @@ from ckptstore.options import TransferOptions
 if TYPE_CHECKING:
     from ckptstore.objectstore.s3_requests import S3Place
 
-WITHOUT_BUCKET = ("file", "memory")
+NOT_LOOKED_AT = ("gs", "az", "abfs", "oss", "oci")
+"""Other clouds, whose buckets have settings, too."""
 
 # botocore's operation, what the server calls "nothing is set", and the right that it takes.
 _VERSIONING = ("get_bucket_versioning", "", "s3:GetBucketVersioning")
@@ -112,12 +113,15 @@ def bucket_settings(
         InvalidInputError: An option is not known, or makes no sense.
     """
     scheme, _, path = url.partition("://")
-    if scheme in WITHOUT_BUCKET:
+    if scheme not in ("s3", *NOT_LOOKED_AT):
         return None
     bucket, _, prefix = path.partition("/")
     root = f"{prefix}/" if prefix else ""
     if scheme != "s3":
-        unknown = Unknown(f"The settings of {scheme}:// buckets are not looked at.", "Look at its lifecycle rules.")
+        unknown = Unknown(
+            f"The settings of {scheme}:// buckets are not looked at.",
+            f"Look at its lifecycle rules: none may delete or archive what lies under {root or 'its root'}.",
+        )
         return BucketSettings(root, unknown, unknown, unknown)
     try:
         from ckptstore.objectstore.s3_client import open_client  # noqa: PLC0415  (only if asked for)

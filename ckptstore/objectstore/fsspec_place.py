@@ -18,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
+from ckptstore.nearest import meant
 
 # Where a file needs a directory. Elsewhere making one could make a bucket.
 _WITH_DIRECTORIES = ("file", "local", "sftp", "ssh", "smb", "ftp", "hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "dbfs")
@@ -147,7 +148,7 @@ def checked_kind(protocol: str, options: Mapping[str, Any]) -> Any:
         ) from error
     except ValueError as error:
         raise InvalidInputError(
-            f"fsspec knows no {protocol}://.",
+            f"fsspec knows no {protocol}://.{meant(protocol, fsspec.available_protocols())}",
             hint="Correct the URL: file://, s3://, gs://, az:// and memory:// are known, and what fsspec knows.",
             scheme=protocol,
         ) from error

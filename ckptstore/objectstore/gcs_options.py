@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ckptstore.errors import InvalidInputError
+from ckptstore.nearest import meant
 from ckptstore.objectstore.endpoint import check_endpoint, check_secrecy
 from ckptstore.options import check_kinds, check_seconds
 
@@ -81,7 +82,7 @@ def read_options(given: Mapping[str, Any]) -> GcsOptions:
     unknown = sorted(str(name) for name in given if name not in known)
     if unknown:
         raise InvalidInputError(
-            f"storage_options has names that gs:// does not know: {', '.join(unknown)}.",
+            f"storage_options has names that gs:// does not know: {', '.join(unknown)}.{meant(unknown, known)}",
             hint=f"Known are: {', '.join(known)}.",
         )
     return GcsOptions(**given)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ckptstore.errors import InvalidInputError
+from ckptstore.nearest import meant
 from ckptstore.objectstore.endpoint import check_endpoint, check_secrecy, is_private
 from ckptstore.objectstore.obstore_service import TellsLittle, tls_options
 from ckptstore.objectstore.s3_options import check_verify
@@ -109,7 +110,7 @@ def read_azure_options(given: Mapping[str, Any], environment: Mapping[str, str] 
     if unknown:
         hints = [_ELSEWHERE[name] for name in unknown if name in _ELSEWHERE]
         raise InvalidInputError(
-            f"storage_options has names that az:// does not know: {', '.join(unknown)}.",
+            f"storage_options has names that az:// does not know: {', '.join(unknown)}.{meant(unknown, known)}",
             hint=" ".join(hints) or f"Known are: {', '.join(known)}.",
         )
     options = AzureOptions(**{name: value for name, value in given.items() if value is not None})

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptstore.errors import InvalidInputError
+from ckptstore.nearest import meant
 from ckptstore.objectstore.endpoint import check_endpoint, check_secrecy
 from ckptstore.objectstore.obstore_service import TellsLittle, tls_options
 from ckptstore.objectstore.s3_options import check_verify, refuse_for_engine
@@ -52,7 +53,7 @@ class GcsBucket(TellsLittle):
         unknown = sorted(name for name in said if name not in _KNOWN)
         if unknown:
             raise InvalidInputError(
-                f"storage_options has names that gs:// does not know: {', '.join(unknown)}.",
+                f"storage_options has names that gs:// does not know: {', '.join(unknown)}.{meant(unknown, _KNOWN)}",
                 hint=f"Known are: {', '.join(_KNOWN)}.",
             )
         check_verify(said.get("verify"))

@@ -20,6 +20,7 @@ from ckptstore.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from ckptstore.objectstore.lent import may_be_kept
 from ckptstore.objectstore.patience import Patience, tried
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 from ckptstore.options import RetryOptions
@@ -63,7 +64,7 @@ class ObstoreUpload:
         self._process = os.getpid()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append `data`, which is copied. Waits while as many parts as allowed are on their way.
+        """Append `data`, which is copied if it may change. Waits while as many parts as allowed are on their way.
 
         Raises:
             InvalidInputError: It is more than was announced, or the upload has ended.
@@ -77,7 +78,7 @@ class ObstoreUpload:
             raise self._wrong_size(self._written + len(view))
         self._tail = (self._tail + bytes(view[-_TAIL_BYTES:]))[-_TAIL_BYTES:]
         # obstore does not copy what it is given, and sends it later: only bytes that nobody can change are safe.
-        unchangeable = isinstance(view.obj, bytes)
+        unchangeable = may_be_kept(view)
         for start in range(0, len(view), self._part_bytes):  # it counts parts only between two writes
             piece = view[start : start + self._part_bytes]
             self._send(piece if unchangeable else bytes(piece))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
+from ckptstore.nearest import meant
 from ckptstore.objectstore.endpoint import check_endpoint
 from ckptstore.options import check_flags, check_seconds
 
@@ -201,7 +202,8 @@ def read_s3_options(given: Mapping[str, Any]) -> S3Options:
     if unknown:
         hints = [_ELSEWHERE[place] for place in sorted(unknown) if place in _ELSEWHERE]
         raise InvalidInputError(
-            f"storage_options has names that s3:// does not know: {', '.join(sorted(unknown))}.",
+            f"storage_options has names that s3:// does not know: {', '.join(sorted(unknown))}."
+            f"{meant(sorted(unknown), _PLACES)}",
             hint=" ".join(hints) or f"Known are: {', '.join(_PLACES)}.",
         )
     return S3Options(**_plain({name: value for name, (_, value) in said.items()}))

@@ -186,7 +186,7 @@ def part_bytes_for(size: int, transfer: TransferOptions, request: Request) -> in
     Raises:
         InvalidInputError: No object may be so large.
     """
-    part_bytes = max(transfer.part_bytes, -(-size // MAX_PARTS))
+    part_bytes = transfer.part_bytes_of(size)
     if part_bytes > MAX_PART_BYTES:
         raise InvalidInputError(
             f"{request.url} would have {format_bytes(size)} in parts of {format_bytes(part_bytes)}; "

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
+from ckptstore.nearest import meant
+from ckptstore.objectstore import web_urls
 from ckptstore.objectstore.keys import fault_of_segments
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.port import ObjectStore
@@ -56,15 +58,16 @@ def open_store(
         transfer: How large objects are moved.
 
     Raises:
-        InvalidInputError: The URL has an unknown scheme, no bucket, or a path that is not in plain form; the root is a
-            file; an option is not known.
+        InvalidInputError: The URL has an unknown scheme, no bucket, or a path that is not in plain form; it is an
+            address of the web; the root is a file; an option is not known.
         UnsupportedError: The engine's package is not installed.
     """
     scheme, path = _split(url)
     engines = _ENGINES.get(scheme, _ANY)
     if engine is not None and engine not in engines:
         raise InvalidInputError(
-            f"The engine {engine!r} does not serve {scheme}://.", hint=f"It is served by: {', '.join(engines)}."
+            f"The engine {engine!r} does not serve {scheme}://.{meant(str(engine), engines)}",
+            hint=f"It is served by: {', '.join(engines)}.",
         )
     check_kinds(storage_options=(storage_options, Mapping), transfer=(transfer, TransferOptions))
     place = _Place(scheme, path, dict(storage_options or {}), transfer or TransferOptions())
@@ -86,6 +89,8 @@ def _split(url: str | os.PathLike[str]) -> tuple[str, str]:
             f"{scheme}:// is called {_ALSO_CALLED[scheme]}:// here.",
             hint=f"Write {_ALSO_CALLED[scheme]}://: one run must not have two names.",
         )
+    if scheme in web_urls.SCHEMES:
+        raise web_urls.refusal(scheme, path)
     if scheme == "file":
         if not path.startswith("/"):
             raise InvalidInputError("A file:// URL needs an absolute path.", hint="Write file:///path/to/run.")

@@ -104,13 +104,13 @@ class ObstoreStore:
                 )
             return bytes(result.bytes())
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+    def get_range(self, key: str, *, start: int, length: int) -> bytes | memoryview:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
         end = checked_range(key, start, length)
         self._clients.of(Use.READ, length)  # what this process must not do is refused here
         try:
             with self._asking("GET", key, use=Use.READ, size=length) as (client, path):
-                piece = bytes(client.get_range(path, start=start, end=end))
+                piece: bytes | memoryview = memoryview(client.get_range(path, start=start, end=end))
         except UnsupportedError:  # some servers serve pieces under the status of a whole object
             request = Request("GET", f"{self.url}/{key}", key)
             path, seconds = self._root + checked_key(key), self._clients.limit(Use.READ, 0)
@@ -190,7 +190,7 @@ class ObstoreStore:
 
         If killed: an incomplete upload, invisible under its key, which a rule of the bucket or a collection removes.
         """
-        part_bytes, longest = max(self._transfer.part_bytes, -(-size // MAX_PARTS)), self._service.longest_part_bytes
+        part_bytes, longest = self._transfer.part_bytes_of(size), self._service.longest_part_bytes
         if min(part_bytes, size) > longest:
             raise InvalidInputError(
                 f"{self.url}/{key} would have {format_bytes(size)} in parts of {format_bytes(part_bytes)}; "
@@ -204,7 +204,7 @@ class ObstoreStore:
                 client,
                 path,
                 buffer_size=part_bytes,
-                max_concurrency=self._transfer.parts_in_flight,
+                max_concurrency=self._transfer.parts_at_once(size),
                 attributes=self._service.attributes,
             )
         request = Request("PUT", f"{self.url}/{key}", key, writes=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import numbers
 import re
 from collections import defaultdict
@@ -13,6 +12,7 @@ from typing import Literal
 from ckptstore.errors import InvalidInputError, NotFoundError, ResumeError, UncommittedError
 from ckptstore.format.layout import DATA_PREFIX, Stem, encode_name, parse_data_key
 from ckptstore.format.records import ABANDONED, QUARANTINED, Known, Pin, Restore, SetAside, Unpin
+from ckptstore.nearest import meant
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.claim import check_who
@@ -364,5 +364,5 @@ def _near(fold: Fold, name: str | None) -> str:
     names = list(dict.fromkeys(each.commit.checkpoint_id for each in reversed(fold.selectable)))
     if not names:
         return " Nothing is committed."
-    near = difflib.get_close_matches(name, names, n=MAX_SHOWN, cutoff=0.5) if name else []
-    return f" There are: {', '.join((near or names)[:MAX_SHOWN])}."
+    suggestion = meant(name, names) if name else ""
+    return suggestion or f" There are: {', '.join(names[:MAX_SHOWN])}."

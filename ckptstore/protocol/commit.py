@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -45,6 +45,7 @@ def commit(  # noqa: PLR0913  (what every rank handed in, and how to store it)
     planner: Any = None,
     software: Mapping[str, str] | None = None,
     options: TransferOptions | None = None,
+    allowed: Callable[[], None] = lambda: None,
 ) -> Committed:
     """Write the parts, verify that everything is there, append the commit, and write the hints.
 
@@ -58,6 +59,7 @@ def commit(  # noqa: PLR0913  (what every rank handed in, and how to store it)
         planner: What part 0 keeps for the reader's planner, as JSON.
         software: Versions by name.
         options: How many requests are on their way at once.
+        allowed: Called before the record is sent, each time. What it raises is raised, and nothing is committed.
 
     Raises:
         FencedError: A newer incarnation has claimed the run; ever after. Nothing is committed.
@@ -79,7 +81,7 @@ def commit(  # noqa: PLR0913  (what every rank handed in, and how to store it)
     verify_stored(log, expected + [(ref.path, ref.size, None) for ref in written], options)
     totals = ShardTotals(len(ordered), sum(stored.shard.size for stored in ordered))
     record = attempt.record(shards=totals, parts=_named(written), software=software or {})
-    committed, body = append_commit(log, incarnation, record)
+    committed, body = append_commit(log, incarnation, record, allowed=allowed)
     tell(
         log.observer,
         CommittedEvent(
@@ -93,7 +95,9 @@ def commit(  # noqa: PLR0913  (what every rank handed in, and how to store it)
     return committed
 
 
-def append_commit(log: RunLog, incarnation: Incarnation, record: Commit) -> tuple[Committed, bytes | None]:
+def append_commit(
+    log: RunLog, incarnation: Incarnation, record: Commit, *, allowed: Callable[[], None] = lambda: None
+) -> tuple[Committed, bytes | None]:
     """Append the commit, deciding anew at each slot; return it as it stands, and its bytes if they came in now.
 
     Raises:
@@ -105,7 +109,10 @@ def append_commit(log: RunLog, incarnation: Incarnation, record: Commit) -> tupl
     """
 
     def decide(fold: Fold) -> Commit | None:
-        return decide_commit(fold, incarnation, record)
+        decided = decide_commit(fold, incarnation, record)
+        if decided is not None:
+            allowed()
+        return decided
 
     def same(found: Record) -> bool:
         return isinstance(found, Commit) and found.prefix == record.prefix

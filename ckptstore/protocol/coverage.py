@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from ckptstore.errors import IntegrityError
 from ckptstore.format.shard import Chunk, StoredShard, TensorMeta
 
+Box = tuple[Sequence[int], Sequence[int]]
+"""Offsets and lengths."""
+
 
 def covers(shards: Sequence[StoredShard]) -> None:
     """Check that the chunks of all shards cover every tensor, and every value stored as bytes, exactly once.
@@ -18,48 +21,50 @@ def covers(shards: Sequence[StoredShard]) -> None:
     """
     chunks: dict[str, list[tuple[Chunk, int]]] = defaultdict(list)
     for stored in shards:
+        rank = stored.shard.rank
         for item in stored.items:
-            chunks[item.chunk.tensor.name].append((item.chunk, stored.shard.rank))
+            chunks[item.chunk.tensor.name].append((item.chunk, rank))
     for name, pieces in chunks.items():
-        tensor = pieces[0][0].tensor
+        tensor, first = pieces[0][0].tensor, pieces[0][1]
         for chunk, rank in pieces:
-            if chunk.tensor != tensor:
-                raise _uncovered(name, f"rank {rank} says {_said(chunk.tensor)}, rank {pieces[0][1]} {_said(tensor)}")
-            _check_inside(chunk, rank)
-        _check_tiling(tensor, [chunk for chunk, _ in pieces])
+            if chunk.tensor is not tensor and chunk.tensor != tensor:
+                raise _uncovered(name, f"rank {rank} says {_said(chunk.tensor)}, rank {first} {_said(tensor)}")
+        if (fault := tiling_fault(tensor.shape, [(chunk.offsets, chunk.lengths) for chunk, _ in pieces])) is not None:
+            raise _uncovered(name, fault)
 
 
-def _check_inside(chunk: Chunk, rank: int) -> None:
-    shape = chunk.tensor.shape
-    box = tuple(zip(shape, chunk.offsets, chunk.lengths, strict=False))
-    fits = len(shape) == len(chunk.offsets) == len(chunk.lengths)
-    if not fits or any(start < 0 or length < 0 or start + length > size for size, start, length in box):
-        raise _uncovered(chunk.tensor.name, f"rank {rank} holds {chunk.offsets}+{chunk.lengths}, outside of {shape}")
+def tiling_fault(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
+    """Return what keeps boxes from covering every element of a tensor of `shape` exactly once; None if they do.
 
-
-def _check_tiling(tensor: TensorMeta, chunks: Sequence[Chunk]) -> None:
-    """The volumes add up and no two boxes meet: then every element is there once."""
-    volume, whole = sum(math.prod(chunk.lengths) for chunk in chunks), math.prod(tensor.shape)
+    The volumes add up and no two boxes meet: then every element is there once.
+    """
+    if len(boxes) == 1 and boxes[0][1] == shape and not any(boxes[0][0]) and len(boxes[0][0]) == len(shape):
+        return None  # it is one piece, as nearly all are
+    for offsets, lengths in boxes:
+        fits = len(shape) == len(offsets) == len(lengths)
+        if not fits or any(a < 0 or n < 0 or a + n > size for size, a, n in zip(shape, offsets, lengths, strict=True)):
+            return f"a piece at {tuple(offsets)}+{tuple(lengths)} lies outside of {tuple(shape)}"
+    whole = math.prod(shape)
     if whole == 0:
-        return  # an empty tensor is complete however many empty chunks it has
-    boxes = [(chunk.offsets, chunk.lengths) for chunk in chunks if math.prod(chunk.lengths)]
-    if (twice := _first_overlap(boxes, tensor.shape)) is not None:
-        raise _uncovered(tensor.name, f"an element at {twice} is stored twice")
-    if volume != whole:
-        raise _uncovered(tensor.name, f"{whole - volume} of its {whole} elements are missing")
+        return None  # an empty tensor is complete however many empty chunks it has
+    filled = [box for box in boxes if math.prod(box[1])]
+    if (twice := _first_overlap(filled, len(shape))) is not None:
+        return f"an element at {twice} is there twice"
+    volume = sum(math.prod(lengths) for _, lengths in filled)
+    return None if volume == whole else f"{whole - volume} of its {whole} elements are missing"
 
 
-def _first_overlap(
-    boxes: list[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]
-) -> tuple[int, ...] | None:
+def _first_overlap(boxes: Sequence[Box], dimensions: int) -> tuple[int, ...] | None:
     """Return where two boxes meet, or None. A sweep along the dimension with the most cuts."""
     if len(boxes) < 2:  # noqa: PLR2004
         return None
-    cuts = [len({start[axis] for start, _ in boxes}) for axis in range(len(shape))]
-    axis = cuts.index(max(cuts)) if cuts else 0
-    live: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    for start, length in sorted(boxes, key=lambda box: box[0][axis] if box[0] else 0):
-        live = [other for other in live if not shape or other[0][axis] + other[1][axis] > start[axis]]
+    if not dimensions:
+        return ()
+    cuts = [len({start[axis] for start, _ in boxes}) for axis in range(dimensions)]
+    axis = cuts.index(max(cuts))
+    live: list[Box] = []
+    for start, length in sorted(boxes, key=lambda box: box[0][axis]):
+        live = [other for other in live if other[0][axis] + other[1][axis] > start[axis]]
         for other_start, other_length in live:
             corner = tuple(map(max, start, other_start))
             ends = zip(start, length, other_start, other_length, strict=True)

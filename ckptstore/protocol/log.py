@@ -335,7 +335,7 @@ class RunLog:
         outcome, holder = create_once(self.store, key, body, clock=self.clock, ids=self.ids, options=options, same=ours)
         if holder is None:
             raise CommitUnknownError(
-                f"Whether this {record.KIND} stands in {key} is not known: the store did not answer in time.",
+                f"Whether this {record.KIND} stands in {key} is not known: no answer of the store tells.",
                 hint="Delete nothing. Run `ckptstore log URL`, or save again: the next append decides.",
                 key=key,
                 kind=record.KIND,

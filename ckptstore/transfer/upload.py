@@ -5,14 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from ckptstore.errors import IntegrityError, InvalidInputError, OutcomeUnknownError, StalledError, UnavailableError
-from ckptstore.format.checksum import LeafHasher, hexdigest
+from ckptstore.format.checksum import hexdigest
 from ckptstore.format.shard import Shard, ShardLayout, StoredItem, shard_root
+from ckptstore.objectstore.lent import ENGINES_THAT_KEEP
 from ckptstore.objectstore.port import ObjectStore, Upload
 from ckptstore.options import TransferOptions
-from ckptstore.units import KIB
+from ckptstore.transfer.budget import Parts, budget
+from ckptstore.transfer.hashing import LeafTable
+from ckptstore.units import KIB, MIB
 
-SMALL_WRITE_BYTES = 256 * KIB
+LONG_COPY_BYTES = 64 * KIB
+JOINED_BYTES = MIB
+DIRECT_WRITE_BYTES = 16 * MIB
 
 Piece = bytes | bytearray | memoryview
 
@@ -46,14 +53,25 @@ def upload_shard(
 
     If killed: nothing under `key`, or the whole shard; perhaps an incomplete upload. Nothing refers to either.
     """
-    hasher = LeafHasher()
-    with _uncommitted(key), store.open_upload(key, size=layout.size) as upload:
-        sink = _Joined(upload)
-        sink.write(memoryview(layout.header))
-        _send_items(layout.items, _cut(bodies, options.part_bytes), hasher, sink)
-        table = bytes(hasher.table)
-        sink.write(memoryview(table))
-        sink.flush()
+    with (
+        _uncommitted(key),
+        budget().parts(options) as parts,
+        LeafTable(threads=options.hash_threads) as leaves,
+        store.open_upload(key, size=layout.size) as upload,
+    ):
+        keeps = store.engine in ENGINES_THAT_KEEP
+        filling = _Filling(
+            upload,
+            parts,
+            size=layout.size,
+            part_bytes=options.part_bytes_of(layout.size) if keeps else JOINED_BYTES,
+            direct_bytes=None if keeps else JOINED_BYTES,
+        )
+        filling.add(memoryview(layout.header))
+        _send_items(layout.items, bodies, filling, leaves)
+        table = leaves.table()
+        filling.add(memoryview(table))
+        filling.flush()
         info = upload.complete()
     if info.size != layout.size:
         raise IntegrityError(
@@ -90,23 +108,23 @@ def _uncommitted(key: str) -> Iterator[None]:
 
 
 def _send_items(
-    items: tuple[StoredItem, ...], bodies: Iterator[Iterator[memoryview]], hasher: LeafHasher, sink: _Joined
+    items: tuple[StoredItem, ...], bodies: Iterable[Iterable[Piece]], filling: _Filling, leaves: LeafTable
 ) -> None:
+    remaining = iter(bodies)
     for item in items:
-        body = next(bodies, None)
+        body = next(remaining, None)
         if body is None:
             raise InvalidInputError(
                 f"The shard ends before {item.chunk.tensor.name!r}: bodies are fewer than items.",
                 hint="Give one body per item, in file order.",
             )
-        hasher.begin(item.leaf_bytes)
+        leaves.begin(item.leaf_bytes)
         expected, sent = item.chunk.nbytes, 0
-        for data in body:
+        for data in map(_flat, body):
             sent += data.nbytes
             if sent > expected:
                 break
-            hasher.update(data)
-            sink.write(data)
+            filling.add(data, leaves)
         if sent != expected:
             many = "more" if sent > expected else sent
             raise InvalidInputError(
@@ -115,39 +133,85 @@ def _send_items(
                 tensor=item.chunk.tensor.name,
                 expected=expected,
             )
-        hasher.finish()
-    if next(bodies, None) is not None:
+        leaves.finish()
+    if next(remaining, None) is not None:
         raise InvalidInputError("Bodies are more than items.", hint="Give one body per item, in file order.")
 
 
-class _Joined:
-    """Joins small writes, because 50,000 of them cost an engine more than their bytes do."""
+class _Filling:
+    """The part that is being filled, and passed on when it is full.
 
-    def __init__(self, upload: Upload) -> None:
-        self._upload = upload
-        self._small = bytearray()
+    Where the engine keeps a part until it has been sent, all is copied once, into memory that it may keep. What is
+    hashed and sent is that copy. Other engines are done with what they get when `write` returns: small pieces are
+    joined, because 50,000 writes cost an engine more than their bytes do; large ones are passed on as they are, and
+    hashed meanwhile.
 
-    def write(self, data: memoryview) -> None:
-        if data.nbytes >= SMALL_WRITE_BYTES:
-            self.flush()
-            self._upload.write(data)
+    Args:
+        upload: Gets the parts.
+        parts: Where their memory comes from.
+        size: Of the whole object.
+        part_bytes: Of each part.
+        direct_bytes: Pieces from this size on are passed on without a copy; None: none.
+    """
+
+    def __init__(
+        self, upload: Upload, parts: Parts, *, size: int, part_bytes: int, direct_bytes: int | None = None
+    ) -> None:
+        self._upload, self._parts = upload, parts
+        self._part_bytes, self._direct_bytes = part_bytes, direct_bytes
+        self._left = size
+        self._part = memoryview(b"")
+        self._filled = 0
+
+    def add(self, data: memoryview, leaves: LeafTable | None = None) -> None:
+        """Append `data`, which may change afterwards, and let `leaves` hash it."""
+        if leaves is not None and self._direct_bytes is not None and len(data) >= self._direct_bytes:
+            self._pass_on(data, leaves)
             return
-        self._small += data
-        if len(self._small) >= SMALL_WRITE_BYTES:
-            self.flush()
+        while data:
+            data = self._fill(data, leaves)
+            if self._filled == len(self._part):
+                if leaves is not None:
+                    leaves.flush()
+                self.flush()
 
     def flush(self) -> None:
-        if self._small:
-            self._upload.write(self._small)
-            self._small = bytearray()
+        """Pass on what has been filled."""
+        # No reference to it stays here: the next one may be able to begin only when this one's memory is given back.
+        full, self._part, self._filled = self._part[: self._filled], memoryview(b""), 0
+        self._left -= len(full)
+        if full:
+            self._upload.write(full)
+
+    def _pass_on(self, data: memoryview, leaves: LeafTable) -> None:
+        leaves.flush()
+        self.flush()
+        for start in range(0, len(data), DIRECT_WRITE_BYTES):
+            piece = data[start : start + DIRECT_WRITE_BYTES]
+            self._left -= len(piece)
+            leaves.update(piece)
+            leaves.flush()
+            self._upload.write(piece)
+        leaves.wait()
+
+    def _fill(self, data: memoryview, leaves: LeafTable | None) -> memoryview:
+        """Copy what fits, and return the rest."""
+        if not self._part:
+            self._part = self._parts.take(min(self._part_bytes, self._left))
+        taken = min(len(data), len(self._part) - self._filled)
+        place = self._part[self._filled : self._filled + taken]
+        _copy(data[:taken], place)
+        self._filled += taken
+        if leaves is not None:
+            leaves.update(place)
+        return data[taken:]
 
 
-def _cut(bodies: Iterable[Iterable[Piece]], part_bytes: int) -> Iterator[Iterator[memoryview]]:
-    """Yield each item's bytes in pieces of at most a part, so that one is sent while the next is hashed."""
-    for body in bodies:
-        yield (
-            flat[start : start + part_bytes] for flat in map(_flat, body) for start in range(0, flat.nbytes, part_bytes)
-        )
+def _copy(source: memoryview, target: memoryview) -> None:
+    if len(source) < LONG_COPY_BYTES:
+        target[:] = source
+    else:  # NumPy lets other threads go on meanwhile
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def _flat(piece: Piece) -> memoryview:

@@ -52,6 +52,28 @@ def test_credentials_in_a_url_are_never_printed(ckptstore):
             assert "hunter2" not in ended.out + ended.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["lss", "{url}"], "'ls'"),
+        (["verfy", "{url}"], "'verify'"),
+        (["ls", "{url}", "--engine", "lokal"], "local"),
+        (["ls", "s3://bucket/run", "-o", "endpont_url=http://x"], "endpoint_url"),
+        (["verify", "{url}", "--level", "ful"], "full"),
+        (["doctor", "{url}", "--for", "trainr"], "trainer"),
+        (["doctor", "{url}", "--policy", "colector"], "collector"),
+        (["show", "{url}", "step-12"], "step-120"),
+        (["pin", "{url}", "stp-120", "--holder", "me"], "step-120"),
+    ],
+)
+def test_what_was_mistyped_is_told_with_what_is_near(ckptstore, run, arguments, meant):
+    run.save("step-120")
+    run.save("best")
+    ended = ckptstore(*(each.format(url=run.url) for each in arguments))
+    assert ended.code in (Exit.INPUT, Exit.ABSENT)
+    assert f"Did you mean {meant}" in ended.err
+
+
 @pytest.mark.parametrize("command", LOOKING)
 def test_a_run_of_a_later_release_is_refused(ckptstore, run, command):
     body = json.loads(run.store.get("run.json", max_bytes=1 << 16))
@@ -279,3 +301,9 @@ def test_a_fault_of_our_own_is_a_message_that_hides_foreign_text(ckptstore, monk
     ended = ckptstore("ls", "memory://broken", "--json")
     assert (ended.code, ended.json["error"], ended.json["facts"]["type"]) == (7, "internal", "RuntimeError")
     assert "hunter2" not in ended.out
+
+
+def test_the_list_of_commands_cuts_no_sentence_off(ckptstore):
+    told = ckptstore("--help").out
+    assert "  restore   Let a checkpoint" in told
+    assert "..." not in told.partition("Commands:")[2]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from odd_stores import Denies, IgnoresTheCondition, KeepsTheDeleted
+from odd_stores import Denies, IgnoresTheCondition, KeepsTheDeleted, NamesNoUploads
 
 from ckptstore.cli import doctor
+from ckptstore.objectstore.bucket import BucketSettings, Lock
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.urls import open_store
+from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from localstack.ports import free_port_pairs
 
 GROUPS = {"store", "permission", "clock", "run"}
@@ -22,9 +24,58 @@ def odd(monkeypatch, tmp_path):
     def install(kind, *arguments):
         plain = MemoryStore("s3://bucket/run")
         monkeypatch.setattr(doctor, "open_store", lambda *_, **__: kind(plain, *arguments))
+        monkeypatch.setattr(doctor, "bucket_settings", lambda *_, **__: None)
         return plain
 
     return install
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "verdict", "others"),
+    [
+        ((NamesNoUploads,), [], "Fit for a trainer.", "fit for a reader; fit for a collector."),
+        (
+            (NamesNoUploads,),
+            ["--quick"],
+            "Fit for a trainer, as far as was tried; not tried: multipart.",
+            "fit for a reader; fit for a collector.",
+        ),
+        (
+            (IgnoresTheCondition,),
+            ["--quick"],
+            "NOT FIT for a trainer: 2 failed.",
+            "fit for a reader; NOT FIT for a collector.",
+        ),
+        (
+            (Denies, "create"),
+            ["--quick"],
+            "NOT FIT for a trainer: 1 failed.",
+            "fit for a reader; NOT FIT for a collector.",
+        ),
+        (
+            (Denies, "create"),
+            ["--for", "reader"],
+            "Fit for a reader, as far as was tried; not tried: read.",
+            "perhaps fit for a trainer; perhaps fit for a collector.",
+        ),
+    ],
+)
+def test_verdict_permissions_and_what_is_to_be_done_agree(ckptstore, odd, store, options, verdict, others):
+    odd(*store)
+    told = ckptstore("doctor", "s3://bucket/run", *options).out
+    assert f"\n{verdict}\nOthers: {others}\n" in told
+    assert ("To do:" in told) is ("NOT FIT for a trainer" in verdict)
+
+
+def test_a_hint_in_the_report_names_the_run(ckptstore, odd, monkeypatch):
+    odd(ForwardingStore)
+    rules = BucketSettings("run/", keeps_versions=False, rules=(), lock=Lock())
+    monkeypatch.setattr(doctor, "bucket_settings", lambda *_, **__: rules)
+    shown = "`ckptstore doctor s3://bucket/run -o profile=train --uploads`"
+    told = ckptstore("doctor", "s3://bucket/run", "--quick", "-o", "profile=train")
+    assert shown in told.out
+    told = ckptstore("doctor", "s3://bucket/run", "--quick", "-o", "profile=train", "--json").json
+    assert any(shown in check["hint"] for check in told["checks"])
 
 
 def test_a_sound_place_is_fine_and_nothing_of_a_run_is_made(ckptstore, tmp_path):

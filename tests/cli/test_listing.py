@@ -200,3 +200,13 @@ def test_hints_change_no_answer(ckptstore, run):  # I10
             assert ckptstore("latest", run.url).out == "b@2\n"
         run.store.delete(key)
         assert ckptstore("ls", run.url, "--json").json == before
+
+
+def test_one_thing_is_told_as_one(ckptstore, run):
+    run.save("a", world_size=1)
+    run.save("b", world_size=2)
+    told = ckptstore("log", run.url).out
+    assert " 1 shard, " in told
+    assert " 2 shards, " in told
+    run.abandon("c", ranks=1)
+    assert "(1 object, " in ckptstore("ls", run.url).out

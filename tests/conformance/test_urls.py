@@ -93,6 +93,63 @@ def test_credentials_in_a_url_that_is_refused_are_not_shown(url):
     assert "hush" not in str(caught.value) + repr(caught.value.facts)
 
 
+@pytest.mark.parametrize(
+    ("url", "instead"),
+    [
+        ("https://bucket.s3.amazonaws.com/runs/a/", "Write s3://bucket/runs/a."),
+        ("https://my.bucket.s3.eu-west-1.amazonaws.com/runs/a", "Write s3://my.bucket/runs/a."),
+        ("https://bucket.s3-us-west-2.amazonaws.com", "Write s3://bucket."),
+        ("https://s3.eu-west-1.amazonaws.com/bucket/runs/a?X-Amz-Signature=hush", "Write s3://bucket/runs/a."),
+        ("https://s3.amazonaws.com/", "Write s3://bucket/path/to/run."),
+        ("https://storage.googleapis.com/bucket/runs/a", "Write gs://bucket/runs/a."),
+        ("https://bucket.storage.googleapis.com/runs/a", "Write gs://bucket/runs/a."),
+        ("https://storage.cloud.google.com/bucket/runs/a", "Write gs://bucket/runs/a."),
+        (
+            "HTTPS://Acme.blob.core.windows.net/box/a?sig=hush",
+            "Write az://box/a with storage_options={'account_name': 'acme'}",
+        ),
+        ("http://minio:9000/bucket/runs/a", "s3://bucket/path/to/run and set AWS_ENDPOINT_URL=http://minio:9000 or"),
+        ("http://me:hush@[::1]:9000/bucket", "AWS_ENDPOINT_URL=http://[::1]:9000 or"),
+        ("https://", "AWS_ENDPOINT_URL=https://host:port or"),
+        ("https://hush$@(x)", "AWS_ENDPOINT_URL=https://host:port or"),
+    ],
+)
+@pytest.mark.parametrize("engine", [None, "fsspec"])
+def test_the_address_of_a_server_is_no_store_and_the_right_url_is_told(url, instead, engine):
+    with pytest.raises(InvalidInputError, match="address of a server") as caught:
+        open_store(url, engine=engine)
+    assert instead in caught.value.hint
+    assert "hush" not in str(caught.value) + repr(caught.value.facts)
+
+
+@pytest.mark.parametrize(
+    ("url", "engine", "options", "near"),
+    [
+        ("s3://bucket/run", "obstor", {}, "Did you mean obstore?"),
+        ("gs://bucket/run", "gcs", {}, "Did you mean gcsfs?"),
+        ("s3://bucket/run", None, {"endpont_url": "x"}, "Did you mean endpoint_url"),
+        ("s3://bucket/run", "s3fs", {"profle": "x"}, "Did you mean profile"),
+        ("s3://bucket/run", None, {"config_kwargs": {"read_timout": 1}}, "Did you mean config_kwargs.read_timeout"),
+        ("s3://bucket/run", None, {"scret": 1, "profle": "x"}, "Did you mean profile, secret?"),
+        ("gs://bucket/run", "gcsfs", {"projct": "x"}, "Did you mean project"),
+        ("gs://bucket/run", "obstore", {"endpoint": "x"}, "Did you mean endpoint_url"),
+        ("az://box/run", None, {"acount_name": "x"}, "Did you mean account_name"),
+        ("sfpt://host/run", None, {}, "Did you mean sftp"),
+    ],
+)
+def test_what_was_mistyped_is_refused_with_what_was_meant(url, engine, options, near):
+    with pytest.raises(InvalidInputError) as caught:
+        open_store(url, engine=engine, storage_options=options)
+    assert near in caught.value.message
+    assert caught.value.hint
+
+
+def test_where_nothing_is_near_nothing_is_guessed():
+    with pytest.raises(InvalidInputError) as caught:
+        open_store("s3://bucket/run", storage_options={"zzzz": 1})
+    assert "mean" not in caught.value.message
+
+
 def test_a_memory_store_is_one_per_name():
     open_store("memory://urls-one").put("a", b"1")
     assert open_store("memory://urls-one/").get("a", max_bytes=1) == b"1"

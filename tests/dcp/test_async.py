@@ -74,11 +74,12 @@ def test_an_async_save_holds_the_values_of_the_moment_of_the_call(url):
 
 def test_one_save_is_outstanding_and_the_next_waits_for_it(url):
     store = Gated(url)
-    writer = sw.CkptStoreWriter(store)
+    writer = sw.CkptStoreWriter(store, busy_timeout_seconds=0.1)
     sw.async_save({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=writer)
     with pytest.raises(StalledError):
-        sw.async_save({"w": torch.ones(1)}, checkpoint_id="b", storage_writer=writer, wait_seconds=0.1)
+        sw.async_save({"w": torch.ones(1)}, checkpoint_id="b", storage_writer=writer)
     store.gate.set()
+    sw.wait(writer, seconds=20)
     sw.async_save({"w": torch.ones(1)}, checkpoint_id="c", storage_writer=writer).result(30)
     assert commits(url) == ["a", "c"]
 

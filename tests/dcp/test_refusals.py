@@ -57,6 +57,27 @@ class Plain:
         self.x = x
 
 
+@pytest.mark.parametrize("name", ["step-9", "step_9", "step-009", pathlib.PurePath("step-9")])
+def test_a_name_and_a_description_that_say_different_steps_are_refused_before_anything_is_written(url, name):
+    writer = sw.CkptStoreWriter(url)
+    writer.describe(global_step=7)
+    with pytest.raises(InvalidInputError, match=r"says step 9.*global_step=7") as caught:
+        sw.save({"w": torch.ones(1)}, checkpoint_id=name, storage_writer=writer)
+    assert (caught.value.facts["checkpoint_id"], caught.value.facts["global_step"]) == (str(name), 7)
+    assert objects(url) == []
+    writer.describe(global_step=9)
+    sw.save({"w": torch.ones(1)}, checkpoint_id=name, storage_writer=writer)
+    assert (writer.committed.commit.checkpoint_id, writer.committed.commit.global_step) == (str(name), 9)
+
+
+@pytest.mark.parametrize("name", ["best", "step-9-ema", "runs/step-9", "s9", "9"])
+def test_a_name_that_says_no_step_may_be_of_any(url, name):
+    writer = sw.CkptStoreWriter(url)
+    writer.describe(global_step=7)
+    sw.save({"w": torch.ones(1)}, checkpoint_id=name, storage_writer=writer)
+    assert (writer.committed.commit.checkpoint_id, writer.committed.commit.global_step) == (name, 7)
+
+
 def test_allow_pickle_is_needed_on_both_sides_and_is_recorded(url):
     writer = sw.CkptStoreWriter(url, allow_pickle=True)
     sw.save({"v": (Plain(5),), "n": (1,)}, checkpoint_id="a", storage_writer=writer)

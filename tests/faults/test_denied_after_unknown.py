@@ -59,6 +59,7 @@ def test_a_commit_that_is_denied_after_it_was_lost_is_unknown_and_the_next_save_
     assert type(error) is CommitUnknownError
     assert error.facts["key"] == COMMIT
     assert "Delete nothing" in error.hint
+    assert "in time" not in error.message  # it did answer, with a refusal
     assert scene.committed == []
     assert nothing_was_deleted(scene)
     stands = ["step-1"] if how in ARRIVED else []

@@ -10,6 +10,7 @@ from odd_stores import (
     KeepsTheDeleted,
     ListsLate,
     MixesUpRanges,
+    NamesNoUploads,
     ReadsStale,
     ShowsUploadsEarly,
 )
@@ -192,6 +193,63 @@ def test_a_missing_permission_is_told_alone_with_what_will_not_work(denied, role
     assert report.lacks_permission is (verdict == "failed")
     assert not report.refuses_writing
     assert report.roles[role] is (verdict != "failed")
+
+
+@pytest.mark.parametrize("scope", [Scope(network=False), QUICK, Scope(role="collector", network=False)])
+def test_what_the_service_cannot_do_is_nothing_to_do_and_nothing_that_is_missing(scope):
+    report = examine(NamesNoUploads(MemoryStore()), scope=scope)
+    assert report.failed == []
+    assert [check for check in report.checks if check.hint and check.verdict != "ok"] == []
+    assert not {"list uploads", "abort"} & verdicts(report, "permission").keys()
+    assert report.roles["collector"] is True
+    if scope.multipart:
+        assert report.find("store", "abort upload").message == "It does not tell. They expire."
+
+
+def fit(report):
+    return [role for role, known in report.roles.items() if known]
+
+
+@pytest.mark.parametrize("role", ["trainer", "collector"])
+@pytest.mark.parametrize(
+    ("store", "fits"),
+    [
+        (MemoryStore(), ["reader", "trainer", "collector"]),
+        (NamesNoUploads(MemoryStore()), ["reader", "trainer", "collector"]),
+        (IgnoresTheCondition(MemoryStore()), ["reader"]),
+        (KeepsTheDeleted(MemoryStore()), ["reader"]),
+        (CutsUploads(MemoryStore()), ["reader"]),
+        (ReadOnlyStore(MemoryStore()), []),  # not known of a reader: there is nothing to read
+        (MixesUpRanges(MemoryStore()), []),
+        (ListsLate(MemoryStore()), []),
+        (Denies(MemoryStore(), "absent"), []),
+        (Denies(MemoryStore(), "read"), []),
+        (Denies(MemoryStore(), "delete"), ["reader", "trainer"]),
+        (Denies(MemoryStore(), "create"), ["reader"]),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_no_role_is_called_fit_where_something_fails_that_it_needs(store, fits, role):
+    report = examine(store, scope=Scope(role=role, network=False))
+    assert fit(report) == fits
+    assert (report.roles[role] is False) is bool(report.failed)
+    assert (report.roles[role] is None) is bool(report.untried and not report.failed)
+
+
+def test_a_reader_is_called_unfit_where_its_own_examination_fails_and_only_there():
+    for calls in (["absent"], ["list"], ["create", "delete", "multipart"], []):
+        store = MemoryStore()
+        simulated.save(RunLog.create(store), Incarnation.new(job="gpt"), "a")
+        asked = examine(Denies(store, *calls), scope=Scope(role="reader"))
+        assert (asked.roles["reader"] is False) is bool(asked.failed) is bool({"absent", "list"} & set(calls))
+        assert examine(Denies(store, *calls), scope=QUICK).roles["reader"] is asked.roles["reader"]
+
+
+def test_what_was_not_tried_is_named_and_not_called_fit():
+    report = examine(MemoryStore(), scope=QUICK)
+    assert (report.failed, report.untried, report.roles["trainer"]) == ([], ["multipart"], None)
+    report = examine(MemoryStore(), scope=Scope(role="reader"))
+    assert (report.failed, report.untried, report.roles["reader"]) == ([], ["read"], None)
 
 
 def test_a_reader_writes_nothing_and_needs_no_more_than_to_list_and_read():

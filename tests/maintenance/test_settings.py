@@ -239,12 +239,22 @@ def test_the_doctor_fails_where_a_rule_would_eat_the_log(bucket, moto_server):
     assert "after 30 days" in report.find("bucket", "lifecycle rules").message
 
 
-@pytest.mark.parametrize(("url", "groups"), [("file:///x", 0), ("memory://x", 0), ("gs://bucket/x", 4)])
-def test_elsewhere_there_is_no_bucket_or_nothing_is_known(url, groups):
+@pytest.mark.parametrize(
+    ("url", "groups"),
+    [
+        ("file:///x", 0),
+        ("memory://x", 0),
+        ("sftp://host/x", 0),
+        ("gs://bucket/x", 1),
+        ("az://box", 1),
+        ("oss://bucket/x", 1),
+    ],
+)
+def test_elsewhere_there_is_no_bucket_or_one_line_says_that_it_is_not_looked_at(url, groups):
     found = bucket_settings(url)
-    assert (found is None) is (groups == 0)
-    if found is not None:
-        assert {check.verdict for check in judge_settings(found)} == {"unknown"}
+    checks = judge_settings(found) if found is not None else []
+    assert [(check.name, check.verdict) for check in checks] == [("lifecycle rules", "unknown")] * groups
+    assert all("none may delete or archive" in check.hint for check in checks)
 
 
 def test_an_option_that_is_not_known_is_refused():

@@ -1,0 +1,1 @@
+"""What saving and loading costs, beside other tools: `python -m benchmarks NAME`. Not in the wheel."""

@@ -1,0 +1,22 @@
+"""`python -m benchmarks NAME [arguments]`: run one benchmark, `benchmarks/NAME.py`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+NAMES = ("save", "load", "stall", "small", "reshard", "mlperf", "tune", "scale", "log", "soak", "report")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark that is named first; return its exit code."""
+    if not arguments or arguments[0] not in NAMES:
+        print(f"usage: python -m benchmarks NAME [--help]\n\nNAME is one of: {', '.join(NAMES)}", file=sys.stderr)
+        return 2
+    name, *rest = arguments
+    code: int = importlib.import_module(f"benchmarks.{name}").main(rest)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

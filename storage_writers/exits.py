@@ -1,0 +1,81 @@
+"""No process ends in silence after a background save that failed, or did not end, if nobody was told.
+
+At the interpreter's end the saves under way are waited for, as long as they may take. What failed then, or before, and
+what did not end, is said on stderr, and the process ends with `EXIT_CODE`, whatever it was about to end with.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from ckptstore.errors import CkptStoreError
+
+if TYPE_CHECKING:
+    from storage_writers.outstanding import Outstanding
+
+EXIT_CODE = 74
+"""Of a process whose background save failed or did not end, if nobody was told: EX_IOERR of `sysexits.h`."""
+
+_watched: dict[int, tuple[int, Outstanding]] = {}
+_leaving = False
+
+
+def watch(save: Outstanding) -> None:
+    """Speak of `save` at the process's end, unless it ends well or somebody is told."""
+    _watched[id(save)] = os.getpid(), save
+
+
+def forget(save: Outstanding) -> None:
+    """Do not speak of `save`."""
+    _watched.pop(id(save), None)
+
+
+def _wait_and_look() -> None:
+    """Wait for what is under way; this runs before anything of the interpreter is closed, so that saves can end."""
+    mine = [save for pid, save in list(_watched.values()) if pid == os.getpid()]
+    with contextlib.suppress(BaseException):  # an interrupt: do not wait any longer
+        for save in mine:
+            save.wait(None)
+    untold = [save for save in mine if not save.told and not (save.ended and save.error is None)]
+    if not untold:
+        return
+    if all(save.ended for save in untold) and multiprocessing.parent_process() is None:
+        atexit.register(_leave, untold)  # the last that is registered is the first that runs: the others follow in it
+    else:
+        _leave(untold)  # its thread would be waited for without end, or nothing else runs
+
+
+def _leave(untold: list[Outstanding]) -> None:
+    global _leaving  # noqa: PLW0603  (one end a process)
+    if _leaving:
+        return
+    _leaving = True
+    for save in untold:
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"ckptstore: {_said(save)}\n")
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"ckptstore: nobody was told before; this process ends with exit code {EXIT_CODE}.\n")
+    atexit._run_exitfuncs()  # noqa: SLF001  (the interpreter's own end, which an exit code of ours goes past)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(EXIT_CODE)
+
+
+def _said(save: Outstanding) -> str:
+    error = save.error
+    if not save.ended:
+        return f"{save.name} has not ended. Nothing is lost but this checkpoint; `ckptstore ls URL` lists the others."
+    if isinstance(error, CkptStoreError):
+        return f"{save.name} failed: [{error.code}] {error}"
+    return f"{save.name} failed: {type(error).__name__}: {error!s:.2000}"
+
+
+# Not `atexit`: before its handlers run, threads are joined and no executor takes work any longer.
+threading._register_atexit(_wait_and_look)  # type: ignore[attr-defined]  # noqa: SLF001

@@ -1,0 +1,123 @@
+"""A shard on its way, watched: an engine that hangs (a file system that does not answer) does not hang the save."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, wait
+
+from ckptstore.clock import SystemClock
+from ckptstore.errors import StalledError
+from ckptstore.format.shard import Shard, ShardLayout
+from ckptstore.objectstore.port import ObjectStore
+from ckptstore.options import TransferOptions
+from ckptstore.transfer.upload import Piece, upload_shard
+from ckptstore.units import MIB
+
+IMPATIENT = ("local", "memory", "fsspec")
+"""Engines that do not try again by themselves, or not in a time that is known."""
+LOOK_SECONDS = 0.2
+ABORT_SECONDS = 5.0
+"""How long an upload may take to be aborted when its save was interrupted."""
+
+_CLOCK = SystemClock()
+
+
+def upload_watched(
+    store: ObjectStore,
+    key: str,
+    layout: ShardLayout,
+    bodies: Iterable[Iterable[Piece]],
+    *,
+    rank: int,
+    options: TransferOptions,
+) -> Shard:
+    """Stream a shard as `upload_shard` does, and give it up when nothing has moved for too long.
+
+    It runs on a thread of its own, because a system call that hangs cannot be interrupted. That thread stays until the
+    call returns, then aborts; should the shard become whole all the same, nothing refers to it.
+
+    Raises:
+        StalledError: Nothing moved for `stall_timeout_seconds`, what its bytes need at 1 MiB/s, and the time in which
+            an engine tries again.
+        CkptStoreError: What `upload_shard` raises.
+
+    If killed: nothing under `key`, or the whole shard; perhaps an incomplete upload. Nothing refers to either.
+    """
+    moving = _Moving(layout.size, store.engine, options)
+    shard: Future[Shard] = Future()
+
+    def run() -> None:
+        try:
+            shard.set_result(upload_shard(store, key, layout, moving.through(bodies), rank=rank, options=options))
+        except BaseException as error:  # noqa: BLE001  (handed over whole)
+            shard.set_exception(error)
+
+    thread = threading.Thread(target=run, name="ckptstore-upload", daemon=True)
+    thread.start()
+    try:
+        while not wait([shard], timeout=LOOK_SECONDS).done:
+            moving.check(key)
+    except BaseException as error:
+        moving.give_up()
+        if not isinstance(error, StalledError):  # an interrupt: leave nothing behind
+            wait([shard], timeout=ABORT_SECONDS)
+        raise
+    thread.join()  # its frames hold the state, and can be let go of only when it has ended
+    return shard.result()
+
+
+class _Moving:
+    """What moves, as the engine takes it.
+
+    Args:
+        size: Of the object.
+        engine: The store's.
+        options: How bytes are moved.
+    """
+
+    def __init__(self, size: int, engine: str, options: TransferOptions) -> None:
+        retry = options.retry
+        self._part_bytes = options.part_bytes
+        self._patience = retry.stall_timeout_seconds + (0 if engine in IMPATIENT else retry.deadline_seconds)
+        self._in_flight = min(size, options.part_bytes * options.parts_in_flight)
+        self._size = size
+        self._given_up = False
+        self._moved(self._in_flight)
+
+    def _moved(self, pending_bytes: int) -> None:
+        self._since = _CLOCK.monotonic(), self._patience + pending_bytes / MIB
+
+    def give_up(self) -> None:
+        """Let the upload end at its next piece."""
+        self._given_up = True
+
+    def check(self, key: str) -> None:
+        """Raise StalledError if nothing has moved for too long."""
+        since, limit = self._since
+        still = _CLOCK.monotonic() - since
+        if still > limit:
+            raise StalledError(
+                f"The upload of {key} has not moved for {still:.1f} s and was given up.",
+                hint="Look at whether the store answers, with `ckptstore doctor URL`, and save again.",
+                key=key,
+                seconds=still,
+            )
+
+    def through(self, bodies: Iterable[Iterable[Piece]]) -> Iterator[Iterator[memoryview]]:
+        """Yield `bodies`, cut into parts, noting that they move."""
+        for body in bodies:
+            yield self._parts(body)
+        self._moved(self._size)  # from here on the engine publishes: what it still holds, or syncs, may be all
+
+    def _parts(self, body: Iterable[Piece]) -> Iterator[memoryview]:
+        for piece in body:
+            view = memoryview(piece)
+            if not view.nbytes:
+                continue
+            flat = view.cast("B")
+            for start in range(0, flat.nbytes, self._part_bytes):
+                if self._given_up:
+                    raise StalledError("This upload was given up before.")
+                yield flat[start : start + self._part_bytes]
+                self._moved(self._in_flight)
