@@ -22,25 +22,32 @@ _STORABLE = frozenset(getattr(torch, name) for name, dtype in DTYPES.items() if 
 
 
 class Source:
-    """One tensor of the caller, of whatever rank, device, strides and element type.
+    """One tensor of the caller, of whatever rank, device, strides and element type, and its copy.
 
     Args:
         key: Where it stands in the state.
         tensor: The caller's, detached.
     """
 
-    __slots__ = ("key", "nbytes", "staged", "tensor", "width")
+    __slots__ = ("copied", "key", "nbytes", "staged", "start", "tensor", "uses", "wanted", "width")
 
     def __init__(self, key: str, tensor: torch.Tensor) -> None:
-        self.key, self.tensor = key, tensor
-        self.staged: torch.Tensor | None = None
-        """Its copy, which stands in the state that is saved."""
+        self.key = key
+        self.tensor: torch.Tensor | None = tensor
+        """The caller's, until it is copied."""
         self.width = tensor.element_size()
         self.nbytes = tensor.numel() * self.width
+        self.staged: torch.Tensor | None = None
+        """Its copy, which stands in the state that is saved; None if it has no place in the pool."""
+        self.start, self.copied = 0, False
+        self.wanted, self.uses = True, 0
+        """Whether, and how often, the upload will ask for it."""
 
     def result(self) -> torch.Tensor:
         """Return what stands in the state that is saved: its copy, or itself if it has none."""
-        return self.tensor if self.staged is None else self.staged
+        result = self.tensor if self.staged is None else self.staged
+        assert result is not None  # noqa: S101  (what has no copy is never let go)
+        return result
 
 
 class _Distributed:
@@ -150,7 +157,8 @@ class Captured:
         return self._source(tensor, key) if is_plain(tensor) else None
 
     def _source(self, tensor: torch.Tensor, key: str) -> Source:
-        tensor = tensor.detach()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if tensor.untyped_storage().nbytes() == 0 and tensor.numel():  # to read it would kill the process
             raise InvalidInputError(
                 f"{key} has no memory: its storage was freed.",

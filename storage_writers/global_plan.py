@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.planner import SavePlan
 
 from ckptstore.errors import DisagreementError, InvalidInputError
-from ckptstore.protocol.coverage import tiling_fault
+from ckptstore.protocol.coverage import Box, tiling_fault
+from storage_writers.packed import Chunks, Items, PackedItems, PackedPaths, Row, rows_of
 
 Holders = dict[torch.Size | None, int | list[int]]
 """The ranks that hold each chunk of one key, by offsets; None for a value that is no tensor."""
@@ -36,95 +37,109 @@ def merged(plans: Sequence[SavePlan], *, to_lowest_rank: bool) -> tuple[list[Sav
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     holders: dict[str, Holders] = {}
     for rank, plan in enumerate(plans):
-        for item in plan.items:
-            _take(described, holders, rank, item)
+        for row in rows_of(plan.items):
+            _take(described, holders, rank, row)
     for key, each in described.items():
-        if isinstance(each, TensorStorageMetadata):
-            boxes = [(chunk.offsets, chunk.sizes) for chunk in each.chunks]
-            if (fault := tiling_fault(each.size, boxes)) is not None:
-                raise InvalidInputError(
-                    f"The ranks do not hold {key} exactly once: {fault}. Nothing was written.",
-                    hint="Save from all ranks that hold a piece of it, each its own.",
-                    tensor=key,
-                )
-    if len(plans) > 1:
+        if isinstance(each, TensorStorageMetadata) and (fault := tiling_fault(each.size, boxes_of(each))) is not None:
+            raise InvalidInputError(
+                f"The ranks do not hold {key} exactly once: {fault}. Nothing was written.",
+                hint="Save from all ranks that hold a piece of it, each its own.",
+                tensor=key,
+            )
+    paths = _merged_paths(plans)
+    if len(plans) > 1 or any(isinstance(plan.planner_data, PackedPaths) for plan in plans):
         plans = _each_once(plans, holders, to_lowest_rank=to_lowest_rank)
-    return list(plans), Metadata(described, planner_data=_merged_paths(plans))
+    return list(plans), Metadata(described, planner_data=paths)
 
 
 def _take(
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata],
     holders: dict[str, Holders],
     rank: int,
-    item: WriteItem,
+    row: Row,
 ) -> None:
-    index, data = item.index, item.tensor_data
-    known, of_key = described.get(index.fqn), holders.setdefault(index.fqn, {})
+    key, _, offset, lengths, size, properties = row
+    known = described.get(key)
     if known is None:
-        known = described[index.fqn] = _VALUE if data is None else TensorStorageMetadata(data.properties, data.size, [])
-    if data is None or isinstance(known, BytesStorageMetadata):
-        if (data is None) != isinstance(known, BytesStorageMetadata):
-            raise _contradicted(rank, item, known)
-    elif data.size != known.size or data.properties.dtype is not known.properties.dtype:
-        raise _contradicted(rank, item, known)
-    before = of_key.get(index.offset)
+        known = described[key] = (
+            _VALUE
+            if size is None or properties is None
+            else TensorStorageMetadata(properties, size, cast("Any", Chunks(len(size))))
+        )
+        holders[key] = {}
+    if isinstance(known, BytesStorageMetadata):
+        agrees = size is None
+    else:
+        agrees = properties is not None and size == known.size and properties.dtype is known.properties.dtype
+    if not agrees:
+        raise _contradicted(rank, row, known)
+    before = holders[key].get(offset)
     if before is None:
-        of_key[index.offset] = rank
-        if data is not None and isinstance(known, TensorStorageMetadata):
-            known.chunks.append(data.chunk)
+        holders[key][offset] = rank
+        if isinstance(known, TensorStorageMetadata):
+            cast("Any", known.chunks).append(offset, lengths)
     elif isinstance(before, int):
-        of_key[index.offset] = [before, rank]
+        holders[key][offset] = [before, rank]
     else:
         before.append(rank)
 
 
-def _contradicted(rank: int, item: WriteItem, known: TensorStorageMetadata | BytesStorageMetadata) -> DisagreementError:
-    data = item.tensor_data
-    said = "a value" if data is None else f"{data.properties.dtype} {list(data.size)}"
+def _contradicted(rank: int, row: Row, known: TensorStorageMetadata | BytesStorageMetadata) -> DisagreementError:
+    said = "a value" if row.size is None or row.properties is None else f"{row.properties.dtype} {list(row.size)}"
     other = "a value" if isinstance(known, BytesStorageMetadata) else f"{known.properties.dtype} {list(known.size)}"
     return DisagreementError(
-        f"{item.index.fqn} is {said} on rank {rank} and {other} on a rank before it. Nothing was written.",
+        f"{row.key} is {said} on rank {rank} and {other} on a rank before it. Nothing was written.",
         hint="Give every rank the same state.",
-        key=item.index.fqn,
+        key=row.key,
         rank=rank,
     )
 
 
 def _each_once(plans: Sequence[SavePlan], holders: dict[str, Holders], *, to_lowest_rank: bool) -> list[SavePlan]:
-    """Return the plans without what another rank writes."""
+    """Return the plans without what another rank writes, and without the paths: the coordinator has them."""
     planned_bytes = [0] * len(plans)
-    shared: list[WriteItem] = []
+    shared: list[Row] = []
     for rank, plan in enumerate(plans):
-        for item in plan.items:
-            held = holders[item.index.fqn][item.index.offset]
+        for row in rows_of(plan.items):
+            held = holders[row.key][row.offset]
             if isinstance(held, int):
-                planned_bytes[rank] += _nbytes(item)
+                planned_bytes[rank] += _nbytes(row)
             elif held[0] == rank:
-                shared.append(item)
-    for item in shared:
-        of_key = holders[item.index.fqn]
-        held = of_key[item.index.offset]
+                shared.append(row)
+    for row in shared:
+        held = holders[row.key][row.offset]
         assert isinstance(held, list)  # noqa: S101  (it was shared above)
         writer = held[0] if to_lowest_rank else min(held, key=planned_bytes.__getitem__)
-        of_key[item.index.offset] = writer
-        planned_bytes[writer] += _nbytes(item)
-    return [
-        dataclasses.replace(
-            plan, items=[item for item in plan.items if holders[item.index.fqn][item.index.offset] == rank]
-        )
-        for rank, plan in enumerate(plans)
-    ]
+        holders[row.key][row.offset] = writer
+        planned_bytes[writer] += _nbytes(row)
+    return [_kept_by(rank, plan, holders) for rank, plan in enumerate(plans)]
 
 
-def _nbytes(item: WriteItem) -> int:
+def _kept_by(rank: int, plan: SavePlan, holders: dict[str, Holders]) -> SavePlan:
+    kept = [index for index, row in enumerate(rows_of(plan.items)) if holders[row.key][row.offset] == rank]
+    items: Any = plan.items
+    items = items.chosen(kept) if isinstance(items, PackedItems) else Items(items[index] for index in kept)
+    return dataclasses.replace(plan, items=items, planner_data=None)
+
+
+def _nbytes(row: Row) -> int:
     """Return what a rank writes for an item; 1 for a value, whose size is not known yet."""
-    data = item.tensor_data
-    return 1 if data is None else math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
+    known = row.lengths is not None and row.properties is not None
+    return math.prod(row.lengths) * row.properties.dtype.itemsize if known else 1  # type: ignore[union-attr,arg-type]
 
 
 def _merged_paths(plans: Sequence[SavePlan]) -> dict[str, Any]:
     """Return the path of each key; where ranks differ, that of the lowest, as DCP does."""
     paths: dict[str, Any] = {}
     for plan in reversed(plans):
-        paths |= plan.planner_data or {}
+        if isinstance(plan.planner_data, PackedPaths):
+            plan.planner_data.add_to(paths)
+        else:
+            paths |= plan.planner_data or {}
     return paths
+
+
+def boxes_of(tensor: TensorStorageMetadata) -> list[Box]:
+    """Return offsets and lengths of a tensor's chunks, whoever planned it."""
+    chunks: Any = tensor.chunks
+    return [*chunks.boxes()] if isinstance(chunks, Chunks) else [(chunk.offsets, chunk.sizes) for chunk in chunks]

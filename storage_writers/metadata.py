@@ -15,13 +15,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.storage import WriteResult
 
 from ckptstore.errors import IntegrityError, NotFoundError, UnsupportedError
 from ckptstore.format.codec import Part
 from ckptstore.format.dtypes import BYTES
 from ckptstore.format.shard import Shard, StoredItem, StoredShard
 from storage_writers import tensors
+from storage_writers.global_plan import boxes_of
 
 Place = tuple[str, tuple[int, ...]]
 """A chunk by its key and offsets; the offsets of a value that is no tensor are `(0,)`."""
@@ -96,17 +96,6 @@ def _describe(described: dict[str, TensorStorageMetadata | BytesStorageMetadata]
     known.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.lengths)))
 
 
-def received(results: Sequence[Sequence[WriteResult]]) -> list[StoredShard]:
-    """Return the shards that the ranks' results describe. A result holds the rank's receipt and its item, in order."""
-    shards = []
-    for of_rank in results:
-        if of_rank:
-            shard: Shard = of_rank[0].storage_data[0]
-            items: tuple[StoredItem, ...] = tuple(result.storage_data[1] for result in of_rank)
-            shards.append(StoredShard(shard, items))
-    return shards
-
-
 def check_written(metadata: Metadata, shards: Iterable[StoredShard]) -> None:
     """Check that what the ranks wrote is exactly what was planned: every chunk once, and nothing else.
 
@@ -119,8 +108,8 @@ def check_written(metadata: Metadata, shards: Iterable[StoredShard]) -> None:
             planned[key, (0,)] = BYTES, None, None
         else:
             dtype = tensors.dtype_name(value.properties.dtype, key=key)
-            for each in value.chunks:
-                planned[key, each.offsets] = dtype, value.size, each.sizes
+            for offsets, lengths in boxes_of(value):
+                planned[key, tuple(offsets)] = dtype, value.size, tuple(lengths)
     for stored in shards:
         for item in stored.items:
             chunk, tensor = item.chunk, item.chunk.tensor

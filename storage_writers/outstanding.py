@@ -292,15 +292,18 @@ class SkippedSave(SaveFuture):
 
 
 def let_go(error: BaseException) -> None:
-    """Drop what the frames of a failed save hold: its whole state, for as long as somebody keeps the error."""
+    """Drop the frames of a failed save: they hold its whole state for as long as somebody keeps the error.
+
+    DCP's own exception tells as text where it was raised, and any other is given a note.
+    """
+    if not isinstance(error, CheckpointException):
+        error.add_note("".join(traceback.format_tb(error.__traceback__)))
     seen: set[int] = set()
     errors = [error]
     while errors:
         each = errors.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        traceback.clear_frames(each.__traceback__)
-        errors += [other for other in (each.__cause__, each.__context__) if other is not None]
-        if isinstance(each, CheckpointException):
-            errors += [failure for failure, _ in each.failures.values()]
+        if id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            errors += [other for other in (each.__cause__, each.__context__) if other is not None]
+            errors += [failure for failure, _ in getattr(each, "failures", {}).values()]

@@ -37,6 +37,8 @@ class Room:
     def take(self, nbytes: int) -> int | None:
         """Take the lowest range that holds `nbytes`; return where it begins, or None if there is none."""
         nbytes = aligned(nbytes)
+        if nbytes == 0:
+            return 0
         for at, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
             if end - start >= nbytes:
                 if end - start == nbytes:
@@ -80,7 +82,7 @@ class Arena:
     def __init__(self, nbytes: int, *, shared: bool = False) -> None:
         self.nbytes = nbytes
         try:
-            self._memory = _shared(nbytes) if shared else torch.empty(nbytes, dtype=torch.uint8)
+            self._memory = _shared(nbytes) if shared else torch.empty(nbytes, dtype=torch.uint8, device="cpu")
             self._unpin = weakref.finalize(self, _pinned(self._memory))
         except (RuntimeError, MemoryError) as error:
             raise UnavailableError(
@@ -111,7 +113,7 @@ class Arena:
         """Let go of the memory; it goes when the last view of it does."""
         self._views.clear()
         self._unpin()
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.nbytes = 0
 
 
@@ -128,7 +130,7 @@ def _shared(nbytes: int) -> torch.Tensor:
     if nbytes > free.f_bavail * free.f_frsize:
         raise MemoryError(f"{_SHARED_MEMORY} has {free.f_bavail * free.f_frsize} bytes left")
     storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]  # noqa: SLF001  (as DCP's stager)
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
 def _pinned(memory: torch.Tensor) -> Callable[[], object]:
@@ -143,26 +145,30 @@ def _pinned(memory: torch.Tensor) -> Callable[[], object]:
     return lambda: runtime.cudaHostUnregister(address)
 
 
-def free_bytes() -> int:
-    """Return how much memory this process may still take, by the host and by the control groups it is in."""
+def free_bytes(*, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how much memory this process may still take, by the host and by the control groups it is in.
+
+    Args:
+        proc: Where the kernel tells of this host and process.
+        groups: Where control groups are mounted, of version 1 or 2.
+    """
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        lines = (proc / "meminfo").read_text(encoding="ascii").splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return max(0, min([free, *_groups_free()]))
+    return max(0, min([free, *_groups_free(proc, groups)]))
 
 
-def _groups_free() -> Iterator[int]:
-    """Yield what each control group, v2 or v1, leaves to this process."""
+def _groups_free(proc: Path, groups: Path) -> Iterator[int]:
+    """Yield what each control group, and each above it, leaves to this process."""
     places = []
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        for line in (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
             _, kinds, path = line.split(":", 2)
             if not kinds:
-                places.append((Path("/sys/fs/cgroup"), path, "memory.max", "memory.current"))
+                places.append((groups, path, "memory.max", "memory.current"))
             elif "memory" in kinds.split(","):
-                root = Path("/sys/fs/cgroup/memory")
-                places.append((root, path, "memory.limit_in_bytes", "memory.usage_in_bytes"))
+                places.append((groups / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes"))
     for root, path, limit, usage in places:
         inner = root / path.lstrip("/")
         for group in {root, inner, *(up for up in inner.parents if up.is_relative_to(root))}:

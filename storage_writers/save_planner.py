@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
@@ -13,7 +14,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint._sharded_tensor_utils import _flatten_sharded_tensors
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import _create_write_items
 from torch.distributed.device_mesh import DeviceMesh
@@ -21,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from storage_writers.given import unwrapped
 from storage_writers.global_plan import merged
+from storage_writers.packed import Items, Path, Paths, index_of
 
 MAX_KEPT = 2
 """States whose local plans a process keeps: two models that are saved in turn. About 1 KB for each item."""
@@ -70,7 +72,7 @@ class SavePlanner(DefaultSavePlanner):
             items = _items_of(self.state_dict)
             if structure is not None:
                 _kept.keep(structure, items)
-        self.plan = SavePlan(list(items), planner_data=self.mappings)
+        self.plan = SavePlan(Items(items), planner_data=self.mappings)
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -119,21 +121,22 @@ class _Kept:
 _kept = _Kept()
 
 
-def flattened(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def flattened(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], Paths]:
     """Return what DCP's `flatten_state_dict` does: values by key, and the path of each.
 
     Raises:
         ValueError: Two values have one key.
     """
     flat: dict[str, Any] = {}
-    paths: dict[str, Any] = {}
+    paths = Paths()
 
-    def put(key: str, path: tuple[str | int, ...], value: Any) -> None:
+    def put(key: str, path: Path, value: Any) -> None:
         if key in flat:
             raise ValueError(f"duplicated flatten key {key}")
+        key = sys.intern(key)  # one text in each save's plan
         flat[key], paths[key] = value, path
 
-    def visit(container: Mapping[Any, Any], prefix: str, above: tuple[str | int, ...]) -> None:
+    def visit(container: Mapping[Any, Any], prefix: str, above: Path) -> None:
         for name, value in container.items():
             key, path = prefix + str(name), (*above, str(name))
             if isinstance(value, torch.Tensor) or not isinstance(value, Mapping | list):
@@ -190,21 +193,21 @@ _plain: dict[type, bool] = {}
 
 
 def _items_of(flat: Mapping[str, Any]) -> tuple[WriteItem, ...]:
-    shared = _Shared()
+    parts = Parts()
     items: list[WriteItem] = []
     for key, value in flat.items():
         if isinstance(value, torch.Tensor) and _is_plain(type(value)):
-            size = shared.size(value.shape)
-            origin = shared.size(torch.Size([0] * len(size)))
+            size = parts.size(value.shape)
+            origin = parts.size(torch.Size([0] * len(size)))
             chunk = ChunkStorageMetadata(origin, size)
-            data = TensorWriteData(chunk, shared.properties(value), size)
-            items.append(WriteItem(shared.index(key, origin), WriteItemType.TENSOR, tensor_data=data))
+            data = TensorWriteData(chunk, parts.properties(value), size)
+            items.append(WriteItem(index_of(key, origin), WriteItemType.TENSOR, tensor_data=data))
         elif not isinstance(value, DTensor) or value.device_mesh.get_coordinate() is not None:
-            items += map(shared.item, _create_write_items(key, value))
+            items += map(parts.item, _create_write_items(key, value))
     return tuple(items)
 
 
-class _Shared:
+class Parts:
     """Equal parts of items become one object, so that a plan is smaller in memory and on its way to the coordinator."""
 
     def __init__(self) -> None:
@@ -212,6 +215,7 @@ class _Shared:
         self._properties: dict[tuple[object, ...], TensorProperties] = {}
 
     def size(self, size: torch.Size) -> torch.Size:
+        """Return the same size, once."""
         return self._sizes.setdefault(size, size)
 
     def properties(self, of: torch.Tensor | TensorProperties) -> TensorProperties:
@@ -219,16 +223,12 @@ class _Shared:
         key = (of.dtype, of.layout, of.requires_grad)
         return self._properties.get(key) or self._properties.setdefault(key, TensorProperties(*key))
 
-    def index(self, key: str, offset: torch.Size) -> MetadataIndex:
-        index = MetadataIndex(key)
-        object.__setattr__(index, "offset", offset)  # which its constructor would copy
-        return index
-
     def item(self, item: WriteItem) -> WriteItem:
+        """Return the same item, made of parts that others have too."""
         data = item.tensor_data
         if data is None:
             return item
         offset = self.size(data.chunk.offsets)
         chunk = ChunkStorageMetadata(offset, self.size(data.chunk.sizes))
         data = TensorWriteData(chunk, self.properties(data.properties), self.size(data.size))
-        return WriteItem(self.index(item.index.fqn, offset), item.type, tensor_data=data)
+        return WriteItem(index_of(item.index.fqn, offset), item.type, tensor_data=data)

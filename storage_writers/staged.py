@@ -16,7 +16,7 @@ from ckptstore.units import MIB
 from storage_writers import tensors
 from storage_writers.capturing import Captured, Source, held_tensors, is_plain
 from storage_writers.copying import Lanes
-from storage_writers.pool import Arena, Room
+from storage_writers.pool import Arena, Room, aligned
 
 COPY_SECONDS = 600.0
 """How long the upload waits for one tensor's copy."""
@@ -25,25 +25,12 @@ JOIN_SECONDS = 60.0
 IDLE_SECONDS = 3600.0
 """How long reading ahead waits for room before it leaves the rest to the upload."""
 _BLOCK_BYTES = 64 * MIB
-_BATCH_BYTES, _BATCH_COUNT = 32 * MIB, 256
+_BATCH_BYTES, _BATCH_COUNT = 128 * MIB, 1024
 
 
-class _Place:
-    """Where one tensor's copy stands in the pool."""
-
-    __slots__ = ("copied", "key", "nbytes", "start", "tensor", "uses", "view", "wanted")
-
-    def __init__(self, source: Source, start: int, view: torch.Tensor) -> None:
-        self.key, self.nbytes = source.key, source.nbytes
-        self.tensor: torch.Tensor | None = tensors.copyable(source.tensor)
-        """The caller's, until it is copied."""
-        self.start, self.view = start, tensors.copyable(view)
-        self.copied, self.wanted, self.uses = False, True, 0
-
-
-def _batches(places: Sequence[_Place]) -> Iterator[list[_Place]]:
+def _batches(places: Sequence[Source]) -> Iterator[list[Source]]:
     """Yield places, in their order, in batches of one device each; a large tensor by itself."""
-    batch, nbytes, device = list[_Place](), 0, None
+    batch, nbytes, device = list[Source](), 0, None
     for place in places:
         assert place.tensor is not None  # noqa: S101  (it is not copied yet)
         here = place.tensor.device
@@ -55,6 +42,13 @@ def _batches(places: Sequence[_Place]) -> Iterator[list[_Place]]:
         device = here
     if batch:
         yield batch
+
+
+def _copied_to(place: Source) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where a tensor is copied to, and what is copied there."""
+    assert place.staged is not None  # noqa: S101  (it has a place)
+    assert place.tensor is not None  # noqa: S101  (it is not copied yet)
+    return tensors.copyable(place.staged), tensors.copyable(place.tensor)
 
 
 class _Slot:
@@ -101,9 +95,9 @@ class Staged:
         self, captured: Captured, in_file_order: Sequence[Source], arena: Arena, returned: Callable[[], None]
     ) -> None:
         self._arena, self._returned = arena, returned
-        self._lanes = Lanes(source.tensor.device for source in in_file_order)
+        self._lanes = Lanes(source.result().device for source in in_file_order)
         self._room = Room(arena.nbytes)
-        self._places = list(self._placed(in_file_order))
+        self._places = self._placed(in_file_order)
         self._starts = [place.start for place in self._places]
         self.is_whole = not captured.others and all(source.staged is not None for source in in_file_order)
         """Nothing in `state` is the caller's."""
@@ -117,13 +111,19 @@ class Staged:
         self._threads: list[threading.Thread] = []
         self._start(self._copy_all, "ckptstore-staging")
 
-    def _placed(self, sources: Sequence[Source]) -> Iterator[_Place]:
+    def _placed(self, sources: Sequence[Source]) -> list[Source]:
+        """Give a place to each tensor that fits, one after the other; return those that have one."""
+        places, at = [], 0
         for source in sources:
+            end = at + aligned(source.nbytes)
             if source.nbytes == 0:
-                source.staged = torch.empty(source.tensor.shape, dtype=source.tensor.dtype)
-            elif (start := self._room.take(source.nbytes)) is not None:
-                source.staged = self._arena.view(start, source.tensor)
-                yield _Place(source, start, source.staged)
+                source.staged = torch.empty_like(source.result(), device="cpu")
+            elif end <= self._arena.nbytes:
+                source.start, at = at, end
+                source.staged = self._arena.view(source.start, source.result())
+                places.append(source)
+        self._room.take(at)
+        return places
 
     def _start(self, work: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=work, name=name, daemon=True)  # ended at exit by `_end_all`, with a limit
@@ -176,12 +176,12 @@ class Staged:
 
     def _copy_all(self) -> None:
         """Copy every tensor that has a place, in file order."""
-        batch = list[_Place]()
+        batch = list[Source]()
         try:
             for batch in _batches(self._places):
                 if self._ended:
                     return
-                wanted = [(place.view, place.tensor) for place in batch if place.wanted and place.tensor is not None]
+                wanted = [_copied_to(place) for place in batch if place.wanted]
                 if len(batch) == 1:
                     self._copy_blocks(wanted)
                 elif wanted:
@@ -201,7 +201,7 @@ class Staged:
                 self._lanes.copy([flat[at : at + block.numel()].view(block.shape)], [block])
                 at += block.numel()
 
-    def _mark(self, batch: list[_Place], *, last: bool = False) -> None:
+    def _mark(self, batch: list[Source], *, last: bool = False) -> None:
         self._lanes.finish()
         with self._changed:
             for place in batch:
@@ -266,7 +266,9 @@ class Staged:
             return
         place = None if self.is_whole and self._copied else self._place_of(tensor)
         if place is None:
-            yield from tensors.pieces(tensor)
+            for piece in tensors.pieces(tensor):
+                self._check_going_on()
+                yield piece
             return
         self._wait(lambda: place.copied, COPY_SECONDS, f"{place.key} to be copied")
         alone = place.uses == 1 and tensor.is_contiguous() and tensor.numel() * tensor.element_size() == place.nbytes
@@ -301,7 +303,7 @@ class Staged:
         if self._ended:
             raise UnavailableError("The save was ended while its tensors were read.")
 
-    def _place_of(self, tensor: torch.Tensor) -> _Place | None:
+    def _place_of(self, tensor: torch.Tensor) -> Source | None:
         """Return the place that a tensor is a part of; None if it does not stand in the pool."""
         offset = self._arena.offset_of(tensor)
         return None if offset is None else self._places[bisect.bisect(self._starts, offset) - 1]

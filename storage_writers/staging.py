@@ -19,6 +19,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from ckptstore.errors import BusyError
 from ckptstore.options import check_counts, check_flags
 from storage_writers.capturing import Captured
@@ -49,6 +51,7 @@ class StagingPool:
         check_flags(shared=shared)
         self._staging_bytes, self._local_ranks, self._shared = staging_bytes, local_ranks, shared
         self._arena = Arena(0)
+        self._needed = 0
         self._outstanding: Staged | None = None
         self._using = threading.Lock()
         self._process = os.getpid()
@@ -72,7 +75,7 @@ class StagingPool:
             UnavailableError: There is no memory for the pool.
             UnsupportedError: A value that is no tensor cannot be copied; it is named.
         """
-        with self._using, _collector_paused():
+        with self._using, _collector_paused(), torch.inference_mode(mode=False):  # whose tensors cannot be written to
             self._check_idle()
             captured = Captured(state_dict)
             in_file_order = sorted(captured.sources, key=lambda source: -source.width)
@@ -81,7 +84,7 @@ class StagingPool:
             return self._outstanding
 
     def _grow(self, need: int) -> None:
-        if need <= self._arena.nbytes:
+        if need <= self._needed:  # what is free differs from save to save: only a larger state asks anew
             return
         budget = self._staging_bytes
         if budget is None:
@@ -89,8 +92,9 @@ class StagingPool:
         wanted = min(need, budget // ALIGN_BYTES * ALIGN_BYTES)
         if wanted > self._arena.nbytes:
             self._arena.free()
-            self._arena = Arena(0)
+            self._needed = 0
             self._arena = Arena(wanted, shared=self._shared)
+        self._needed = need
 
     def close(self) -> None:
         """Free the memory. The pool may be used again, and then takes it anew.
@@ -101,6 +105,7 @@ class StagingPool:
         with self._using:
             self._check_idle()
             self._arena.free()
+            self._needed = 0
 
     def _check_idle(self) -> None:
         if self._outstanding is not None:

@@ -53,7 +53,8 @@ def upload_watched(
         except BaseException as error:  # noqa: BLE001  (handed over whole)
             shard.set_exception(error)
 
-    threading.Thread(target=run, name="ckptstore-upload", daemon=True).start()
+    thread = threading.Thread(target=run, name="ckptstore-upload", daemon=True)
+    thread.start()
     try:
         while not wait([shard], timeout=LOOK_SECONDS).done:
             moving.check(key)
@@ -62,6 +63,7 @@ def upload_watched(
         if not isinstance(error, StalledError):  # an interrupt: leave nothing behind
             wait([shard], timeout=ABORT_SECONDS)
         raise
+    thread.join()  # its frames hold the state, and can be let go of only when it has ended
     return shard.result()
 
 

@@ -22,7 +22,7 @@ from torch.futures import Future
 
 from ckptstore.errors import CommitUnknownError, InvalidInputError, UnsupportedError
 from ckptstore.events import Observer, ShardStored, UploadBegan, silent, tell
-from ckptstore.format.shard import lay_out
+from ckptstore.format.shard import StoredShard, lay_out
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import LogOptions, TransferOptions, check_counts, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.attempt import Description, begin
@@ -32,8 +32,9 @@ from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from storage_writers import agreement, incarnations, ranks, survivors
 from storage_writers.fences import Fence, Optimizer
-from storage_writers.metadata import check_written, encode_planner, received
+from storage_writers.metadata import check_written, encode_planner
 from storage_writers.planning import Contents, Ticket, check_caching, check_items
+from storage_writers.receipts import received, results_of
 from storage_writers.roots import open_root
 from storage_writers.saving import Save
 from storage_writers.session import Limits, SaveSession
@@ -362,7 +363,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         return done
 
     def _upload(self, plan: SavePlan, contents: Contents) -> list[WriteResult]:
-        """Send the shard; return one result per item, in file order, all with one receipt."""
+        """Send the shard and return its receipt."""
         began = time.monotonic()
         ticket: Ticket = plan.storage_data
         key = ticket.attempt.stem.shard_key(ticket.rank)
@@ -376,10 +377,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
                 raise
             raise ours from error
         tell(self._observer, ShardStored(key, shard.size, time.monotonic() - began))
-        return [
-            WriteResult(plan.items[index].index, item.chunk.nbytes, (shard, item))
-            for index, item in zip(layout.order, layout.items, strict=True)
-        ]
+        return results_of(plan, StoredShard(shard, layout.items))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit, on the coordinator: the one moment at which the checkpoint begins to exist.

@@ -15,12 +15,14 @@ from ckptstore.transfer.upload import upload_shard
 from storage_writers.planning import Contents
 
 
-def contents_of(staged, *, planner=None, leave_out=()):
+def contents_of(staged, *, planner=None, leave_out=(), only_local=False):
     """Return what is uploaded of a staged state, as this rank's final plan has it."""
     planner = planner or DefaultSavePlanner()
     planner.set_up_planner(staged.state, is_coordinator=True)
-    plans, _ = planner.create_global_plan([planner.create_local_plan()])
-    plan = planner.finish_plan(plans[0])
+    plan = planner.create_local_plan()
+    if not only_local:  # else the plans of other ranks would be missing
+        plan = planner.create_global_plan([plan])[0][0]
+    plan = planner.finish_plan(plan)
     plan.items[:] = [item for item in plan.items if item.index.fqn not in leave_out]
     return Contents(plan, planner, allow_pickle=True, staged=staged)
 

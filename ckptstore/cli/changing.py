@@ -69,10 +69,10 @@ def rollback(
 
 
 def restore(url: Url, name: Name, *, single_writer: SingleWriter = False, as_json: AsJson = False) -> int:
-    """Make a checkpoint selectable again that was set aside; so a roll-back is undone.
+    """Let a checkpoint that was set aside be selected again.
 
-    Name it exactly, as NAME@SEQ: `ckptstore ls URL --all` lists what is set aside. If it was quarantined, verify it at
-    level full first. If it is the newest, it is the latest from now on.
+    So a roll-back is undone. Name it exactly, as NAME@SEQ: `ckptstore ls URL --all` lists what is set aside. If it was
+    quarantined, verify it at level full first. If it is the newest, it is the latest from now on.
     """
     store = _opened(url, single_writer=single_writer)
     target = store.get(name)

@@ -70,7 +70,7 @@ def doctor(  # noqa: PLR0913  (an option each)
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Tell what this bucket, these credentials and this network can do.
+    """Tell what a bucket, credentials and network can do.
 
     It tries everything out with objects of its own under probe/ of the run's root, which it deletes again, also after
     Ctrl-C. It never makes a bucket or a run. The network's speed takes up to 20 seconds and 220 MiB each way.

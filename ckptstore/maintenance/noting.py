@@ -50,7 +50,7 @@ class NotingStore(ForwardingStore):
         self.count(received=len(body))
         return body
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+    def get_range(self, key: str, *, start: int, length: int) -> bytes | memoryview:
         """See `ObjectStore.get_range`."""
         with self._reading(key):
             body = super().get_range(key, start=start, length=length)

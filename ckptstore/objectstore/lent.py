@@ -15,6 +15,10 @@ class Lent(np.ndarray[Any, np.dtype[np.uint8]]):
     """
 
 
+ENGINES_THAT_KEEP = frozenset({"obstore"})
+"""Engines that keep what they are lent until it has been sent. The others are done with it when `write` returns."""
+
+
 def may_be_kept(view: memoryview) -> bool:
     """Return whether the bytes of `view` stay what they are as long as the view is kept."""
     return isinstance(view.obj, bytes | Lent)

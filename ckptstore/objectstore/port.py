@@ -133,8 +133,8 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        """Return exactly `length` bytes from `start` (`length` ≥ 1).
+    def get_range(self, key: str, *, start: int, length: int) -> bytes | memoryview:
+        """Return exactly `length` bytes from `start` (`length` ≥ 1), which nobody changes.
 
         Raises:
             NotFoundError: It is provably absent.

@@ -104,13 +104,13 @@ class ObstoreStore:
                 )
             return bytes(result.bytes())
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+    def get_range(self, key: str, *, start: int, length: int) -> bytes | memoryview:
         """Return exactly `length` bytes from `start`. See `ObjectStore.get_range`."""
         end = checked_range(key, start, length)
         self._clients.of(Use.READ, length)  # what this process must not do is refused here
         try:
             with self._asking("GET", key, use=Use.READ, size=length) as (client, path):
-                piece = bytes(client.get_range(path, start=start, end=end))
+                piece: bytes | memoryview = memoryview(client.get_range(path, start=start, end=end))
         except UnsupportedError:  # some servers serve pieces under the status of a whole object
             request = Request("GET", f"{self.url}/{key}", key)
             path, seconds = self._root + checked_key(key), self._clients.limit(Use.READ, 0)

@@ -78,7 +78,7 @@ class TappedStore:
         """See `ObjectStore.get`."""
         return self.pass_on("get", key, lambda: self.inner.get(key, max_bytes=max_bytes))
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+    def get_range(self, key: str, *, start: int, length: int) -> bytes | memoryview:
         """See `ObjectStore.get_range`."""
         return self.pass_on("get_range", key, lambda: self.inner.get_range(key, start=start, length=length))
 

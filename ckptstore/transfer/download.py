@@ -19,6 +19,7 @@ from ckptstore.format.strict_json import parse_json
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.transfer.boxes import as_elements, scatter
+from ckptstore.transfer.budget import budget
 from ckptstore.transfer.spans import BoxRead, Leaf, Span, Wanted, spans_of, wanted_by_shard
 
 __all__ = ["BoxRead", "ReadStats", "check_shard", "check_size", "read_boxes", "verify_shard"]
@@ -52,7 +53,8 @@ def read_boxes(
     Args:
         store: Rooted at the run.
         reads: Boxes of stored chunks. Several may touch one item; their `out` must not overlap.
-        options: How bytes are moved. At most about `fetch_bytes` times `fetches_in_flight` are held.
+        options: How bytes are moved. At most `fetch_bytes` times `fetches_in_flight` are held, and never more than
+            `transfer_bytes`, together with all else that this process moves.
         on_verified: Told how many bytes of leaves have just been verified and written; called on worker threads.
 
     Raises:
@@ -60,6 +62,7 @@ def read_boxes(
         IntegrityError: Bytes are not what was written. As with every error of a store, the facts `written` and
             `written_count` say which tensors had received bytes by then.
     """
+    fetch_bytes = min(options.fetch_bytes, options.transfer_bytes)
     shards = wanted_by_shard(reads)
     tables: dict[str, bytes] = {}
     written: dict[str, None] = {}
@@ -68,16 +71,18 @@ def read_boxes(
         tables[shard.path] = leaf_table(store, shard)
 
     def fetch_span(span: Span) -> None:
-        verified = fetch_verified(store, span, tables[span.shard.path])
-        for leaf in span.leaves:
-            written[leaf.wanted.item.chunk.tensor.name] = None
-        write_out(span, verified)
+        with budget().taken(span.length, options=options):
+            verified = fetch_verified(store, span, tables[span.shard.path])
+            for leaf in span.leaves:
+                written[leaf.wanted.item.chunk.tensor.name] = None
+            write_out(span, verified)
+            del verified
         if on_verified is not None:
             on_verified(sum(leaf.nbytes for leaf in span.leaves))
 
     try:
         in_flight([shard for shard, _ in shards], fetch_table, limit=options.fetches_in_flight)
-        spans = [s for shard, wanted in shards for s in spans_of(shard, wanted, fetch_bytes=options.fetch_bytes)]
+        spans = [s for shard, wanted in shards for s in spans_of(shard, wanted, fetch_bytes=fetch_bytes)]
         in_flight(spans, fetch_span, limit=options.fetches_in_flight)
     except CkptStoreError as error:
         error.facts["written"] = [*list(written)[:MAX_NAMED]]
@@ -127,7 +132,7 @@ def leaf_table(store: ObjectStore, shard: Shard) -> bytes:
         IntegrityError: Its hash is not the recorded one.
     """
     length = shard.size - shard.leaf_table_offset
-    table = _range(store, shard, shard.leaf_table_offset, length) if length else b""
+    table = bytes(_range(store, shard, shard.leaf_table_offset, length)) if length else b""
     expect(shard, "leaf table", hexdigest(table), shard.leaf_table_blake3)
     return table
 
@@ -163,9 +168,9 @@ def _there(shard: Shard) -> Iterator[None]:
         ) from error
 
 
-def _range(store: ObjectStore, shard: Shard, start: int, length: int) -> bytes:
+def _range(store: ObjectStore, shard: Shard, start: int, length: int) -> memoryview:
     with _there(shard):
-        return bytes(store.get_range(shard.path, start=start, length=length))
+        return memoryview(store.get_range(shard.path, start=start, length=length))
 
 
 def fetch_verified(store: ObjectStore, span: Span, table: bytes) -> memoryview:
@@ -174,7 +179,7 @@ def fetch_verified(store: ObjectStore, span: Span, table: bytes) -> memoryview:
     Raises:
         IntegrityError: A leaf is not what was written. The facts name it.
     """
-    data = memoryview(_range(store, span.shard, span.start, span.length))
+    data = _range(store, span.shard, span.start, span.length)
     expect(span.shard, "length of a ranged read", data.nbytes, span.length)
     for leaf in span.leaves:
         at = (leaf.wanted.item.first_leaf + leaf.number) * DIGEST_BYTES
@@ -238,7 +243,7 @@ def check_size(store: ObjectStore, shard: Shard) -> None:
 def structure(store: ObjectStore, shard: Shard) -> tuple[bytes, bytes]:
     """Return a shard's header and leaf table, after all the checks of `check_shard`; raises as it does."""
     check_size(store, shard)
-    header = _range(store, shard, 0, shard.header_bytes)
+    header = bytes(_range(store, shard, 0, shard.header_bytes))
     expect(shard, "header", hexdigest(header), shard.header_blake3)
     table = leaf_table(store, shard)
     expect(shard, "root", shard_root(header, table), shard.root)
@@ -255,8 +260,13 @@ def verify_shard(store: ObjectStore, stored: StoredShard, *, options: TransferOp
     header, table = structure(store, shard)
     _check_header(shard, header, header_entries(stored.items, len(header), leaf_count=len(table) // DIGEST_BYTES))
     wanted = [Wanted(item, 1, leaves=range(item.leaf_count)) for item in stored.items]
-    spans = list(spans_of(shard, wanted, fetch_bytes=options.fetch_bytes))
-    in_flight(spans, lambda span: fetch_verified(store, span, table), limit=options.fetches_in_flight)
+
+    def verify_span(span: Span) -> None:
+        with budget().taken(span.length, options=options):
+            fetch_verified(store, span, table)
+
+    spans = list(spans_of(shard, wanted, fetch_bytes=min(options.fetch_bytes, options.transfer_bytes)))
+    in_flight(spans, verify_span, limit=options.fetches_in_flight)
     return len(header) + len(table) + sum(span.length for span in spans)
 
 

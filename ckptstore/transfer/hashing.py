@@ -34,6 +34,7 @@ class LeafTable:
         self._steps: list[Step] = []
         self._run_bytes = 0
         self._last: Future[None] | None = None
+        self._under_way: list[Future[None]] = []
         self._leaf_bytes, self._into_leaf = 1, 0
 
     def begin(self, leaf_bytes: int) -> None:
@@ -67,13 +68,18 @@ class LeafTable:
         if self._steps:
             steps, self._steps, self._run_bytes = self._steps, [], 0
             self._last = self._pool.submit(_hash, self._hashers[-1], steps, self._last)
+            self._under_way.append(self._last)
+
+    def wait(self) -> None:
+        """Wait until all that was taken is hashed, and so may be changed."""
+        self.flush()
+        for run in self._under_way:
+            run.result()
+        self._under_way.clear()
 
     def table(self) -> bytes:
         """Return the table, when all is hashed."""
-        self.flush()
-        self._pool.shutdown()
-        if self._last is not None:
-            self._last.result()
+        self.wait()
         return b"".join(hasher.table for hasher in self._hashers)
 
     def _begin_anew(self) -> None:

@@ -10,13 +10,16 @@ import numpy as np
 from ckptstore.errors import IntegrityError, InvalidInputError, OutcomeUnknownError, StalledError, UnavailableError
 from ckptstore.format.checksum import hexdigest
 from ckptstore.format.shard import Shard, ShardLayout, StoredItem, shard_root
+from ckptstore.objectstore.lent import ENGINES_THAT_KEEP
 from ckptstore.objectstore.port import ObjectStore, Upload
 from ckptstore.options import TransferOptions
 from ckptstore.transfer.budget import Parts, budget
 from ckptstore.transfer.hashing import LeafTable
-from ckptstore.units import KIB
+from ckptstore.units import KIB, MIB
 
 LONG_COPY_BYTES = 64 * KIB
+JOINED_BYTES = MIB
+DIRECT_WRITE_BYTES = 16 * MIB
 
 Piece = bytes | bytearray | memoryview
 
@@ -56,11 +59,19 @@ def upload_shard(
         LeafTable(threads=options.hash_threads) as leaves,
         store.open_upload(key, size=layout.size) as upload,
     ):
-        filling = _Filling(upload, parts, layout.size, options.part_bytes_of(layout.size))
+        keeps = store.engine in ENGINES_THAT_KEEP
+        filling = _Filling(
+            upload,
+            parts,
+            size=layout.size,
+            part_bytes=options.part_bytes_of(layout.size) if keeps else JOINED_BYTES,
+            direct_bytes=None if keeps else JOINED_BYTES,
+        )
         filling.add(memoryview(layout.header))
         _send_items(layout.items, bodies, filling, leaves)
         table = leaves.table()
         filling.add(memoryview(table))
+        filling.flush()
         info = upload.complete()
     if info.size != layout.size:
         raise IntegrityError(
@@ -128,29 +139,60 @@ def _send_items(
 
 
 class _Filling:
-    """The part that is being filled. What is hashed and sent is this copy: the one is always the hash of the other.
+    """The part that is being filled, and passed on when it is full.
+
+    Where the engine keeps a part until it has been sent, all is copied once, into memory that it may keep. What is
+    hashed and sent is that copy. Other engines are done with what they get when `write` returns: small pieces are
+    joined, because 50,000 writes cost an engine more than their bytes do; large ones are passed on as they are, and
+    hashed meanwhile.
 
     Args:
-        upload: Gets each part when it is full, and the last one when nothing more can come.
-        parts: Where the memory comes from.
+        upload: Gets the parts.
+        parts: Where their memory comes from.
         size: Of the whole object.
-        part_bytes: Of each part but the last.
+        part_bytes: Of each part.
+        direct_bytes: Pieces from this size on are passed on without a copy; None: none.
     """
 
-    def __init__(self, upload: Upload, parts: Parts, size: int, part_bytes: int) -> None:
-        self._upload, self._parts, self._part_bytes = upload, parts, part_bytes
+    def __init__(
+        self, upload: Upload, parts: Parts, *, size: int, part_bytes: int, direct_bytes: int | None = None
+    ) -> None:
+        self._upload, self._parts = upload, parts
+        self._part_bytes, self._direct_bytes = part_bytes, direct_bytes
         self._left = size
         self._part = memoryview(b"")
         self._filled = 0
 
     def add(self, data: memoryview, leaves: LeafTable | None = None) -> None:
-        """Append `data`, and let `leaves` hash it."""
+        """Append `data`, which may change afterwards, and let `leaves` hash it."""
+        if leaves is not None and self._direct_bytes is not None and len(data) >= self._direct_bytes:
+            self._pass_on(data, leaves)
+            return
         while data:
             data = self._fill(data, leaves)
             if self._filled == len(self._part):
                 if leaves is not None:
                     leaves.flush()
-                self._send()
+                self.flush()
+
+    def flush(self) -> None:
+        """Pass on what has been filled."""
+        # No reference to it stays here: the next one may be able to begin only when this one's memory is given back.
+        full, self._part, self._filled = self._part[: self._filled], memoryview(b""), 0
+        self._left -= len(full)
+        if full:
+            self._upload.write(full)
+
+    def _pass_on(self, data: memoryview, leaves: LeafTable) -> None:
+        leaves.flush()
+        self.flush()
+        for start in range(0, len(data), DIRECT_WRITE_BYTES):
+            piece = data[start : start + DIRECT_WRITE_BYTES]
+            self._left -= len(piece)
+            leaves.update(piece)
+            leaves.flush()
+            self._upload.write(piece)
+        leaves.wait()
 
     def _fill(self, data: memoryview, leaves: LeafTable | None) -> memoryview:
         """Copy what fits, and return the rest."""
@@ -163,12 +205,6 @@ class _Filling:
         if leaves is not None:
             leaves.update(place)
         return data[taken:]
-
-    def _send(self) -> None:
-        # No reference to it stays here: the next one may be able to begin only when this one's memory is given back.
-        full, self._part = self._part, memoryview(b"")
-        self._left, self._filled = self._left - len(full), 0
-        self._upload.write(full)
 
 
 def _copy(source: memoryview, target: memoryview) -> None:

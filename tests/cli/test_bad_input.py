@@ -301,3 +301,9 @@ def test_a_fault_of_our_own_is_a_message_that_hides_foreign_text(ckptstore, monk
     ended = ckptstore("ls", "memory://broken", "--json")
     assert (ended.code, ended.json["error"], ended.json["facts"]["type"]) == (7, "internal", "RuntimeError")
     assert "hunter2" not in ended.out
+
+
+def test_the_list_of_commands_cuts_no_sentence_off(ckptstore):
+    told = ckptstore("--help").out
+    assert "  restore   Let a checkpoint" in told
+    assert "..." not in told.partition("Commands:")[2]

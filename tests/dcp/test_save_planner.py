@@ -194,3 +194,33 @@ def test_a_plan_without_items_is_as_good_as_any():
     spread, metadata = merged([plan_of({"w": torch.zeros(2)}), SavePlan([])], to_lowest_rank=False)
     assert [len(plan.items) for plan in spread] == [1, 0]
     assert list(metadata.state_dict_metadata) == ["w"]
+
+
+def gathered(plan):
+    """Return a plan as it comes out of DCP's gather."""
+    return pickle.loads(pickle.dumps(plan))  # noqa: S301  (made here)
+
+
+def test_a_plan_that_was_gathered_says_what_it_said_before():
+    plan = plan_of(a_state())
+    packed = gathered(gathered(plan))
+    assert packed.items == plan.items
+    assert [*packed.items] == plan.items
+    assert packed.items[-1] == plan.items[-1]
+    assert len(packed.items) == len(plan.items)
+    (spread,), metadata = merged([packed], to_lowest_rank=False)
+    assert spread.planner_data is None
+    assert metadata == merged([plan], to_lowest_rank=False)[1]
+    assert metadata.planner_data == plan.planner_data
+    assert gathered(metadata) == metadata
+    assert len(gathered(SavePlan([])).items) == len(gathered(plan_of({})).items) == 0
+
+
+def test_gathered_plans_are_merged_as_others_are():
+    states = [{"all": torch.zeros(3), f"only.{rank}": torch.zeros(rank + 1), "value": rank} for rank in range(3)]
+    plans = [plan_of(state) for state in states]
+    whole, said = merged(plans, to_lowest_rank=False)
+    again, same_said = merged([gathered(plan) for plan in plans], to_lowest_rank=False)
+    assert said == same_said
+    assert [plan.items for plan in whole] == [gathered(plan).items for plan in again]
+    assert sorted(item.index.fqn for plan in again for item in plan.items) == sorted(said.state_dict_metadata)

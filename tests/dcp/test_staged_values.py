@@ -171,3 +171,19 @@ def test_tensors_of_an_unknown_kind_stay_the_callers_and_hold_the_fence_until_th
     assert upload(contents)["odd"] == torch.arange(10.0).numpy().tobytes()
     staged.fence(seconds=SOON)
     staged.end()
+
+
+@pytest.mark.parametrize("staging_bytes", [0, 300 * 1024, None])
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.device("meta")])
+def test_it_does_not_matter_in_which_mode_of_torch_a_state_is_staged(mode, staging_bytes):
+    pool = StagingPool(staging_bytes=staging_bytes)
+    state = {f"w{index}": torch.randn(50_000) for index in range(3)} | {"flat": torch.randn(50, 40).T}
+    expected = {name: bytes_of(value) for name, value in state.items()}
+    for _ in range(2):
+        with mode():
+            staged = pool.stage(state | ({"made": torch.ones(7)} if mode is torch.inference_mode else {}))
+        got = saved(staged)
+        assert {name: got[name] for name in expected} == expected
+        staged.fence(seconds=SOON)
+        staged.end()
+    pool.close()

@@ -160,6 +160,14 @@ def test_a_pool_grows_with_the_state_within_its_budget_and_does_not_shrink():
     assert held == [4032, 4032, 800_000, MIB, MIB]
 
 
+def test_without_a_budget_the_free_memory_is_shared_among_the_ranks_of_a_host():
+    state = {"w": torch.ones(10_000)}
+    for local_ranks, whole in ((1, True), (10**9, False)):
+        staged = StagingPool(local_ranks=local_ranks).stage(state)
+        assert staged.is_whole == whole
+        staged.end()
+
+
 def test_a_pool_that_is_sent_to_another_process_leaves_its_memory_behind():
     pool = StagingPool(staging_bytes=MIB, local_ranks=2, shared=True)
     pool.stage({"w": torch.ones(1000)}).end()

@@ -1,4 +1,4 @@
-"""A run with a long history opens with as few requests as a short one, and says the same without its hints (I10)."""
+"""A run with a very long history opens with as few requests as a short one; without hints it says the same (I10)."""
 
 import pytest
 

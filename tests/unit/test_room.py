@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,3 +55,39 @@ def test_what_is_free_is_less_than_the_host_has():
         int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal:")
     )
     assert 0 < free_bytes() < host * 1024
+
+
+def put(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+VERSIONS = {
+    "v2": ("0::/job/task", "", "memory__max", "memory__current", "inactive_file"),
+    "v1": (
+        "5:cpu:/\n4:memory:/job/task\n0::/",
+        "memory",
+        "memory__limit_in_bytes",
+        "memory__usage_in_bytes",
+        "total_inactive_file",
+    ),
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_is_free_is_what_the_tightest_control_group_leaves(tmp_path, version):
+    said, root, limit, usage, cache = VERSIONS[version]
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    put(proc, meminfo="MemTotal: 99 kB\nMemAvailable: 50 kB\n")
+    put(proc / "self", cgroup=said)
+    assert free_bytes(proc=proc, groups=groups) == 50 * 1024
+    job, task = groups / root / "job", groups / root / "job" / "task"
+    put(task, **{limit: "40000", usage: "30000", "memory__stat": f"anon 5\n{cache} 700\n"})
+    assert free_bytes(proc=proc, groups=groups) == 10_700
+    put(job, **{limit: "35000", usage: "34000"})
+    assert free_bytes(proc=proc, groups=groups) == 1000
+    put(job, **{limit: "max", usage: "34000"})
+    assert free_bytes(proc=proc, groups=groups) == 10_700
+    put(task, **{limit: "20000"})
+    assert free_bytes(proc=proc, groups=groups) == 0

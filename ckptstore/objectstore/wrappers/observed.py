@@ -72,7 +72,7 @@ class ObservedStore(ForwardingStore):
             told.bytes = len(body)
             return body
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+    def get_range(self, key: str, *, start: int, length: int) -> bytes | memoryview:
         """See `ObjectStore.get_range`."""
         with _Told(self._tell, "get_range", key, start) as told:
             piece = self._inner.get_range(key, start=start, length=length)

@@ -38,7 +38,7 @@ class PrefixedStore(ForwardingStore):
         """See `ObjectStore.get`."""
         return self._inner.get(self._key(key), max_bytes=max_bytes)
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+    def get_range(self, key: str, *, start: int, length: int) -> bytes | memoryview:
         """See `ObjectStore.get_range`."""
         return self._inner.get_range(self._key(key), start=start, length=length)
 

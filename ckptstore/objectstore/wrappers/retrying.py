@@ -57,7 +57,7 @@ class RetryingStore(ForwardingStore):
         """See `ObjectStore.get`."""
         return self._tried(lambda: self._inner.get(key, max_bytes=max_bytes))
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+    def get_range(self, key: str, *, start: int, length: int) -> bytes | memoryview:
         """See `ObjectStore.get_range`."""
         return self._tried(lambda: self._inner.get_range(key, start=start, length=length))
 

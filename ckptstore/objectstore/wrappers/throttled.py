@@ -42,7 +42,7 @@ class ThrottledStore(ForwardingStore):
         self._wait(len(body))
         return body
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+    def get_range(self, key: str, *, start: int, length: int) -> bytes | memoryview:
         """See `ObjectStore.get_range`."""
         body = self._inner.get_range(key, start=start, length=length)
         self._wait(len(body))  # what came, not what was asked for: that may be any number
