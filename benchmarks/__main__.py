@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 NAMES = ("save", "load", "stall", "small", "reshard", "mlperf", "tune", "scale", "log", "soak", "report")
@@ -14,6 +15,7 @@ def main(arguments: list[str]) -> int:
         print(f"usage: python -m benchmarks NAME [--help]\n\nNAME is one of: {', '.join(NAMES)}", file=sys.stderr)
         return 2
     name, *rest = arguments
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as training sets it with several ranks on a machine
     code: int = importlib.import_module(f"benchmarks.{name}").main(rest)
     return code
 

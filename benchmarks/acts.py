@@ -133,6 +133,11 @@ ACTS: dict[str, Callable[[Job], Outcome]] = {
 }
 
 
+def is_sharded(job: Job) -> bool:
+    """Return whether the state is one that ranks share, be it only one."""
+    return shape_of(job.kind, job.size).is_sharded
+
+
 def _begun(job: Job) -> tuple[Shape, Peer]:
     return shape_of(job.kind, job.size), PEERS[job.peer](job.root)
 

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own, or in one for each rank: `python -m benchmarks.child JOB RESULT`.
+"""One measurement in a process of its own, or in one for each rank.
 
 The state is made, the peer's modules are imported and it has saved (and loaded) something little before the clock
 starts; what was loaded is compared with what was saved after it has stopped.
@@ -7,14 +7,14 @@ starts; what was loaded is compared with what was saved after it has stopped.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ckptstore.units import MIB
 
 LITTLE_BYTES = 2 * MIB
 POLL_SECONDS = 0.02
+SAID_CHARACTERS = 1500
 BEGIN = "CKPTSTORE_BENCHMARK_BEGINS"
 """In the environment: a URL that is asked for when the clock starts, so that who counts knows."""
 _ENVIRONMENT_OF_CLIENTS = ("AWS_", "FSSPEC_")
@@ -70,7 +71,7 @@ class JobFailedError(Exception):
 
 
 def run(job: Job, *, environment: Mapping[str, str] | None = None, timeout_seconds: float = 600.0) -> Outcome:
-    """Do a job in fresh processes.
+    """Do a job in fresh processes, forked from one that has imported torch and done nothing else.
 
     Args:
         job: What.
@@ -80,46 +81,41 @@ def run(job: Job, *, environment: Mapping[str, str] | None = None, timeout_secon
     Raises:
         JobFailedError: One failed, or time was up.
 
-    If killed: the processes see that their parent is gone only when they end.
+    If killed: the processes end with what they do now.
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_ENVIRONMENT_OF_CLIENTS)}
-    inherited |= {"OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true", "GLOO_SOCKET_IFNAME": "lo"}
-    with tempfile.TemporaryDirectory(prefix="ckptstore-bench-") as folder:
-        processes = []
-        for rank in range(job.world_size):
-            words = [sys.executable, "-m", "benchmarks.child", json.dumps(asdict(job)), folder]
-            own = {"RANK": str(rank), "WORLD_SIZE": str(job.world_size)}
-            with Path(folder, f"log.{rank}").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        words, env=inherited | dict(environment or {}) | own, stdout=log, stderr=log, cwd=_ROOT
-                    )
-                )
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["benchmarks.acts"])
+    with tempfile.TemporaryDirectory(prefix="ckptstore-bench-") as name:
+        folder = Path(name)
+        processes = [
+            forks.Process(target=_do, args=(job, folder, rank, dict(environment or {})), daemon=True)
+            for rank in range(job.world_size)
+        ]
         try:
-            _wait(processes, job, Path(folder), timeout_seconds)
+            for process in processes:
+                process.start()
+            _wait(processes, job, folder, timeout_seconds)
         finally:
             for process in processes:
-                if process.poll() is None:
+                if process.pid is not None:
                     process.kill()
-                process.wait()
-        told = [json.loads(Path(folder, f"result.{rank}").read_text()) for rank in range(job.world_size)]
+                    process.join()
+        told = [json.loads((folder / f"result.{rank}").read_text()) for rank in range(job.world_size)]
     return _together(told)
 
 
-_ROOT = Path(__file__).parents[1]
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], job: Job, folder: Path, seconds: float) -> None:
+def _wait(processes: Sequence[BaseProcess], job: Job, folder: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while True:
-        codes = [process.poll() for process in processes]
+        codes = [process.exitcode for process in processes]
         late = time.monotonic() > deadline
-        if late or any(code not in (None, 0) for code in codes):
-            rank = next((rank for rank, code in enumerate(codes) if code not in (None, 0)), 0)
-            log = (folder / f"log.{rank}").read_text(errors="replace")[-1500:]
+        if late or any(codes):
+            rank = next((rank for rank, code in enumerate(codes) if code), 0)
+            log = folder / f"log.{rank}"
+            said = log.read_text(errors="replace")[-SAID_CHARACTERS:] if log.exists() else ""
             what = "did not end in time" if late else "failed"
-            raise JobFailedError(f"{job.act} of {job.peer}, rank {rank}, {what}.\n{log}")
-        if all(code == 0 for code in codes):
+            raise JobFailedError(f"{job.act} of {job.peer}, rank {rank}, {what}.\n{said}")
+        if None not in codes:
             return
         time.sleep(POLL_SECONDS)
 
@@ -142,23 +138,25 @@ def _largest(values: list[Any]) -> Any:
     return [max(each) for each in zip(*values, strict=True)] if isinstance(values[0], list) else max(values)
 
 
-def main(job: Job, folder: Path) -> None:
-    """Do one rank's part and write down what it cost."""
+def _do(job: Job, folder: Path, rank: int, environment: Mapping[str, str]) -> None:
+    """Do one rank's part and write down what it cost. What it says goes into a file."""
+    with (folder / f"log.{rank}").open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    for name in [name for name in os.environ if name.startswith(_ENVIRONMENT_OF_CLIENTS)]:
+        del os.environ[name]
+    os.environ.update({"AWS_EC2_METADATA_DISABLED": "true", "GLOO_SOCKET_IFNAME": "lo"}, **environment)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(job.world_size))
     warnings.simplefilter("ignore")  # the peers' own
     import torch.distributed as dist  # noqa: PLC0415  (not in the parent)
 
     from benchmarks import acts  # noqa: PLC0415
 
-    if job.world_size > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=_RANK, world_size=job.world_size)
+    grouped = job.world_size > 1 or acts.is_sharded(job)
+    if grouped:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=job.world_size)
     outcome = acts.ACTS[job.act](job)
-    (folder / f"result.{_RANK}").write_text(json.dumps(asdict(outcome)))
-    if job.world_size > 1:
+    (folder / f"result.{rank}").write_text(json.dumps(asdict(outcome)))
+    if grouped:
         dist.barrier()
         dist.destroy_process_group()
-
-
-_RANK = int(os.environ.get("RANK", "0"))
-
-if __name__ == "__main__":
-    main(Job(**json.loads(sys.argv[1])), Path(sys.argv[2]))

@@ -22,7 +22,14 @@ _COLUMNS = {
     "save_wall_seconds": "a save, s",
     "load_wall_seconds": "a load, s",
 }
-_PLAIN = {"requests": "requests", "wire_bytes": "bytes on the wire"}
+_PLAIN = {
+    "requests": "requests",
+    "wire_bytes": "bytes on the wire",
+    "save_max_duration_seconds": "longest save, s",
+    "save_min_throughput_mib_per_second": "slowest save, MiB/s",
+    "load_max_duration_seconds": "longest load, s",
+    "load_min_throughput_mib_per_second": "slowest load, MiB/s",
+}
 _WHERE = ("act", "store", "ranks", "budget", "peer")
 
 
