@@ -60,7 +60,7 @@ def test_the_table_of_engines_has_every_engine_and_every_promise():
 def run_example(number, url, **given):
     """Run an example of README.md on the run at `url`; return its variables."""
     example = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[number]
-    assert "s3://bucket/runs/llama-7b" in example
+    given["url"] = url
     exec(example.replace("s3://bucket/runs/llama-7b", url), given)  # noqa: S102  (our own document)
     return given
 
@@ -83,6 +83,22 @@ def test_the_example_of_a_training_starts_fresh_and_then_resumes(tmp_path):
     assert [each.global_step for each in ckptstore.CheckpointStore.open(tmp_path / "run").checkpoints()] == [12000] * 2
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_example_of_saving_in_the_background_saves_what_it_says(tmp_path):
+    import torch  # noqa: PLC0415  (the same)
+
+    import storage_writers as sw  # noqa: PLC0415  (the other tests here do without)
+
+    url, model = str(tmp_path / "run"), torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {"sw": sw, "optimizer": optimizer, "state": {"model": model.state_dict()}, "start": 999, "steps": 1501}
+    run_example(1, url, **given)
+    assert [each.checkpoint_id for each in ckptstore.CheckpointStore.open(url).checkpoints()] == [
+        "step-1000",
+        "step-1500",
+    ]
+
+
 def test_the_example_without_torch_runs_as_it_is_printed(tmp_path):
     url, name = str(tmp_path / "run"), "model.layers.0.wq.weight"
     log, job = RunLog.create(open_store(url)), Incarnation.new(job="llama")
@@ -94,7 +110,7 @@ def test_the_example_without_torch_runs_as_it_is_printed(tmp_path):
         path = attempt.stem.shard_key(0)
         shard = upload_shard(log.store, path, layout, [[weight.tobytes()]], rank=0, options=TransferOptions())
         commit(log, job, attempt, [StoredShard(shard, layout.items)])
-    ran = run_example(1, url)
+    ran = run_example(2, url)
     assert (ran["checkpoint"].checkpoint_id, ran["checkpoint"].global_step) == ("step-12000", 12000)
     assert np.array_equal(ran["weight"], weight[:128])
     store = ckptstore.CheckpointStore.open(url)
