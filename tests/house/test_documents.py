@@ -94,8 +94,8 @@ def test_the_example_of_saving_in_the_background_saves_what_it_says(tmp_path):
     given = {"sw": sw, "optimizer": optimizer, "state": {"model": model.state_dict()}, "start": 999, "steps": 1501}
     run_example(1, url, **given)
     assert [each.checkpoint_id for each in ckptstore.CheckpointStore.open(url).checkpoints()] == [
-        "step-1000",
         "step-1500",
+        "step-1000",
     ]
 
 
