@@ -28,6 +28,9 @@ Place = tuple[str, tuple[int, ...]]
 Planned = tuple[str, tuple[int, ...] | None, tuple[int, ...] | None]
 """What a chunk is to be: its dtype, the tensor's shape, its own."""
 
+_properties: dict[torch.dtype, TensorProperties] = {}
+"""Of the dtypes that were loaded: nobody changes them."""
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -89,11 +92,13 @@ def _describe(described: dict[str, TensorStorageMetadata | BytesStorageMetadata]
         return
     known = described.get(tensor.name)
     if known is None:
-        properties = TensorProperties(dtype=tensors.dtype_of(tensor.dtype, key=tensor.name))
+        dtype = tensors.dtype_of(tensor.dtype, key=tensor.name)
+        properties = _properties.get(dtype) or _properties.setdefault(dtype, TensorProperties(dtype))
         known = described[tensor.name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), [])
     if not isinstance(known, TensorStorageMetadata):
         raise IntegrityError(f"{tensor.name} is a tensor here and a value there.", hint="Run `ckptstore verify URL`.")
-    known.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.lengths)))
+    lengths = known.size if chunk.lengths == tensor.shape else torch.Size(chunk.lengths)
+    known.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), lengths))
 
 
 def check_written(metadata: Metadata, shards: Iterable[StoredShard]) -> None:

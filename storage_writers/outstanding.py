@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from storage_writers.saving import Save
     from storage_writers.staging import Staged
 
+Explain = Callable[[BaseException, "Save | None"], CkptStoreError | None]
+
 GRACE_SECONDS = 1.0
 """How much later than a save's own time who waits for it gives it up: its own word says more."""
 DECIDING_SECONDS = 150.0
@@ -113,6 +115,7 @@ class Outstanding:
         """Whether the process that saved cannot save again."""
         self._asked_on: int | None = threading.get_ident()
         self._raw: BaseException | None = None
+        self._planner: object = None
         self._told = False
         self._ended = threading.Event()
 
@@ -128,22 +131,22 @@ class Outstanding:
         """The checkpoint's, for people."""
         return f"the save of {self.save.name}" if self.save is not None else "an async save"
 
-    def adopt(
-        self, future: Future[Metadata], explain: Callable[[BaseException, Save | None], CkptStoreError | None]
-    ) -> None:
+    def adopt(self, future: Future[Metadata], explain: Explain, *, planner: object) -> None:
         """Follow DCP's future; from now on it notes who asks it.
 
         Args:
             future: In which the save ends.
             explain: Returns our error in what DCP raised.
+            planner: Of this save, if the caller gave one: it keeps the state.
         """
+        self._planner = planner
         future.__class__ = WatchedFuture
         assert isinstance(future, WatchedFuture)  # noqa: S101  (it is one now)
         self.future, future.outstanding = future, self
         exits.watch(self)
         future.add_done_callback(lambda _: self._end(explain))
 
-    def _end(self, explain: Callable[[BaseException, Save | None], CkptStoreError | None]) -> None:
+    def _end(self, explain: Explain) -> None:
         """Note how it ended, and drop every reference to the state before anybody else is called back."""
         assert self.future is not None  # noqa: S101  (this is its callback)
         error = self._raw = Future.exception(self.future)
@@ -167,6 +170,10 @@ class Outstanding:
             state = staged.state
             staged.end()
             state.clear()  # DCP holds it until all callbacks have run
+        planner, self._planner = self._planner, None
+        for name in ("state_dict", "original_state_dict"):
+            if name in getattr(planner, "__dict__", ()):
+                setattr(planner, name, {})
 
     @property
     def ended(self) -> bool:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint._sharded_tensor_utils import _flatten_sharded_tensors
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import _init_state_dict
 
 from ckptstore.errors import IncompatibleStateError
 from storage_writers.given import unwrapped
+from storage_writers.packed import index_of
+from storage_writers.save_planner import flattened, is_plain
 
 
 class StrictLoadPlanner(DefaultLoadPlanner):
@@ -39,10 +42,12 @@ class StrictLoadPlanner(DefaultLoadPlanner):
         is_coordinator: bool = False,  # noqa: FBT001, FBT002  (DCP's signature)
     ) -> None:
         """Flatten the target without touching it; only tensors on the meta device get memory."""
-        state_dict = unwrapped(state_dict)
-        _give_memory(state_dict)
-        super().set_up_planner(_containers(state_dict), metadata, is_coordinator)
-        self.original_state_dict = state_dict
+        self.original_state_dict = unwrapped(state_dict)
+        _give_memory(self.original_state_dict)
+        self.state_dict, self.mappings = flattened(self.original_state_dict)
+        if any(issubclass(kind, ShardedTensor) for kind in set(map(type, self.state_dict.values()))):
+            self.state_dict = _flatten_sharded_tensors(self.state_dict)
+        self.metadata, self.is_coordinator = metadata, is_coordinator
 
     def create_local_plan(self) -> LoadPlan:
         """Return the plan, after comparing keys, kinds and shapes. `planner_data` holds the target's keys.
@@ -61,8 +66,20 @@ class StrictLoadPlanner(DefaultLoadPlanner):
         if unlike or (self.missing and not self.allow_partial_load):
             unexpected = [key for key in saved if key not in self.state_dict]
             raise _unfit([] if self.allow_partial_load else list(self.missing), unlike, unexpected)
-        plan = create_default_local_load_plan(self.state_dict, self.metadata, strict=not self.allow_partial_load)
-        return dataclasses.replace(plan, planner_data=tuple(self.state_dict))
+        items: list[ReadItem] = []
+        for key, target in self.state_dict.items():
+            if (whole := _whole_read(key, target, saved.get(key))) is not None:
+                items.append(whole)
+            else:
+                items += create_default_local_load_plan({key: target}, self.metadata, strict=False).items
+        return LoadPlan(items, planner_data=tuple(self.state_dict))
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        """Return what an item fills: the target or a part of it."""
+        target = self.state_dict[read_item.dest_index.fqn]
+        if isinstance(target, torch.Tensor) and is_plain(type(target)) and target.shape == read_item.lengths:
+            return target
+        return cast("torch.Tensor", super().resolve_tensor(read_item))
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Put a value where the target has it."""
@@ -72,6 +89,19 @@ class StrictLoadPlanner(DefaultLoadPlanner):
             container = container[_own_key(container, part)]
         # What comes here was made again by the reader from a restricted result, or the user allowed pickle.
         container[_own_key(container, path[-1])] = torch.load(value, weights_only=False)
+
+
+def _whole_read(
+    key: str, target: object, saved: TensorStorageMetadata | BytesStorageMetadata | None
+) -> ReadItem | None:
+    """Return the item that reads one stored piece into one whole tensor, as nearly all do; None if it is not so."""
+    if not isinstance(target, torch.Tensor) or not isinstance(saved, TensorStorageMetadata) or len(saved.chunks) != 1:
+        return None
+    (chunk,) = saved.chunks
+    if not is_plain(type(target)) or chunk.sizes != saved.size or not target.numel():
+        return None
+    index = index_of(key, chunk.offsets)
+    return ReadItem(LoadItemType.TENSOR, index, chunk.offsets, index, chunk.offsets, chunk.sizes)
 
 
 def _unfit(missing: list[str], unlike: list[list[str]], unexpected: list[str]) -> IncompatibleStateError:
@@ -102,15 +132,6 @@ def _own_key(container: Any, part: Any) -> Any:
     if not isinstance(container, Mapping) or part in container:
         return part
     return next((key for key in container if str(key) == part), part)
-
-
-def _containers(value: Any) -> Any:
-    """Return `value` with its dicts and lists copied and what is in them kept."""
-    if isinstance(value, Mapping):
-        return {key: _containers(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_containers(inner) for inner in value]
-    return value
 
 
 def _give_memory(container: Any) -> None:

@@ -159,7 +159,7 @@ def structure_of(flat: Mapping[str, Any]) -> Structure | None:
     for key, value in flat.items():
         if not isinstance(value, torch.Tensor):
             found.append(key)
-        elif _is_plain(type(value)):
+        elif is_plain(type(value)):
             found.append((key, value.dtype, value.shape, value.layout, value.requires_grad))
         elif type(value) is DTensor and type(value._local_tensor) is torch.Tensor:  # noqa: SLF001  (to_local is autograd's)
             local, mesh = value._local_tensor, value.device_mesh  # noqa: SLF001
@@ -181,7 +181,7 @@ def _place_in(mesh: DeviceMesh) -> Hashable:
     )
 
 
-def _is_plain(kind: type) -> bool:
+def is_plain(kind: type) -> bool:
     """Say whether DCP plans tensors of this class as one whole piece."""
     known = _plain.get(kind)
     if known is None:
@@ -196,7 +196,7 @@ def _items_of(flat: Mapping[str, Any]) -> tuple[WriteItem, ...]:
     parts = Parts()
     items: list[WriteItem] = []
     for key, value in flat.items():
-        if isinstance(value, torch.Tensor) and _is_plain(type(value)):
+        if isinstance(value, torch.Tensor) and is_plain(type(value)):
             size = parts.size(value.shape)
             origin = parts.size(torch.Size([0] * len(size)))
             chunk = ChunkStorageMetadata(origin, size)

@@ -142,9 +142,9 @@ class SaveSession:
         """Learn of the future that DCP, which is calling us, has made for the save that was staged."""
         staged = self.outstanding
         if staged is not None and staged.future is None:
-            future = call_of_dcp().get("upload_future")
-            if isinstance(future, Future):
-                staged.adopt(future, explain)
+            call = call_of_dcp()
+            if isinstance(future := call.get("upload_future"), Future):
+                staged.adopt(future, explain, planner=call.get("planner"))
 
     def fence(self) -> None:
         """Wait until the caller's tensors may be changed."""

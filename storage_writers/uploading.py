@@ -80,7 +80,7 @@ class _Moving:
         retry = options.retry
         self._part_bytes = options.part_bytes
         self._patience = retry.stall_timeout_seconds + (0 if engine in IMPATIENT else retry.deadline_seconds)
-        self._in_flight = min(size, options.part_bytes * options.parts_in_flight)
+        self._in_flight = min(size, max(options.transfer_bytes, options.part_bytes_of(size)))
         self._size = size
         self._given_up = False
         self._moved(self._in_flight)

@@ -39,7 +39,7 @@ _SECONDS_PER_PART = 0.05  # a server may take its time to put many parts togethe
 class S3Upload:
     """An object streamed in parts, each of which carries its checksum and is tried again by itself.
 
-    What fits into one part is sent in one request, when it is complete. At most `parts_in_flight` parts and the one
+    What fits into one part is sent in one request, when it is complete. At most `parts_at_once` parts and the one
     that is being filled are held. Used by one thread at a time. See `port.Upload`.
 
     Args:
@@ -64,7 +64,7 @@ class S3Upload:
     ) -> None:
         self._part_bytes = part_bytes_for(size, transfer, request)
         self._request, self._algorithm, self._retry = request, checksum_algorithm, transfer.retry
-        self._parts = _Parts(place, request, transfer, checksum_algorithm)
+        self._parts = _Parts(place, request, transfer, checksum_algorithm, at_once=transfer.parts_at_once(size))
         self._size, self._written = size, 0
         self._filling = bytearray()
         self._has_ended, self._is_whole = False, True
@@ -201,12 +201,18 @@ class _Parts:
     """The parts of one upload. All of it runs in the loop's thread."""
 
     def __init__(
-        self, place: S3Place, request: Request, transfer: TransferOptions, checksum_algorithm: str | None
+        self,
+        place: S3Place,
+        request: Request,
+        transfer: TransferOptions,
+        checksum_algorithm: str | None,
+        *,
+        at_once: int,
     ) -> None:
         self.place, self._request = place, request
         self._retry: RetryOptions = transfer.retry
         self._algorithm = checksum_algorithm
-        self._room = asyncio.Semaphore(transfer.parts_in_flight)
+        self._room = asyncio.Semaphore(at_once)
         # A part shows nothing under the key: whether it landed does not matter, it may always be sent again.
         self._unseen = replace(request, writes=False)
         self._id: str | None = None

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ckptstore.errors import StalledError
+from ckptstore.errors import StalledError, UnavailableError
 from ckptstore.objectstore.lent import Lent
 from ckptstore.options import TransferOptions
 from ckptstore.units import MIB, format_bytes
@@ -130,7 +130,15 @@ class Budget:
             if len(memory) == nbytes:
                 return self._free.pop(index)
         self._shrink(limit - self.held_bytes - nbytes)
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise UnavailableError(
+                f"There is no memory for a part of {format_bytes(nbytes)}: {error.strerror}.",
+                hint="Set a smaller transfer_bytes or part_bytes, or give the process more memory.",
+                wanted=nbytes,
+                errno=error.errno,
+            ) from error
         if nbytes >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a system without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
@@ -173,6 +181,7 @@ class Parts:
 
         Raises:
             StalledError: There was no room, and nothing was given back for too long.
+            UnavailableError: The system has no memory.
         """
         loan = _Loan(nbytes, upload=self)
         self._budget._admit(loan, self._options)  # noqa: SLF001  (two halves of one thing)

@@ -20,8 +20,14 @@ SOON = 20.0
 
 
 def staging_threads():
-    ours = ("ckptstore-staging", "ckptstore-read-ahead")
-    return [thread for thread in threading.enumerate() if thread.name.startswith(ours)]
+    return [each for each in threading.enumerate() if each.name in {"ckptstore-staging", "ckptstore-read-ahead"}]
+
+
+def test_the_threads_of_staging_are_known_by_name():
+    staged = StagingPool(staging_bytes=5 * MIB).stage({f"w{index}": torch.ones(MIB) for index in range(3)})
+    contents_of(staged)
+    assert staging_threads()
+    staged.end()
 
 
 @pytest.fixture

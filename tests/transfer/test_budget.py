@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ckptstore.errors import StalledError
+from ckptstore.errors import StalledError, UnavailableError
 from ckptstore.options import RetryOptions, TransferOptions
 from ckptstore.transfer.budget import Budget
 from ckptstore.units import KIB, MIB
@@ -169,3 +169,12 @@ def test_an_error_gives_everything_back(kind):
     with contextlib.ExitStack() as stack:
         stack.enter_context(budget.taken(16 * MIB, options=OPTIONS))
     assert kept.value.args == (5 * MIB,)
+
+
+def test_memory_that_the_system_does_not_have_is_told_in_our_words():
+    budget = Budget()
+    with budget.parts(OPTIONS) as parts:
+        with pytest.raises(UnavailableError, match="no memory for a part") as told:
+            parts.take(1 << 60)
+        assert "transfer_bytes" in told.value.hint
+        assert len(parts.take(16 * MIB)) == 16 * MIB

@@ -182,6 +182,7 @@ def test_many_uploads_leave_threads_and_descriptors_as_they_were(place, tmp_path
         send(store, f"k{n}")
         store.delete(f"k{n}")
     assert (threading.active_count(), len([*Path("/proc/self/fd").iterdir()])) == before
+    assert verify_shard(store, send(store, "last"), options=SMALL)
     assert nothing_is_left()
 
 

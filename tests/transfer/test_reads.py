@@ -5,6 +5,7 @@ import math
 import threading
 import time
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from ckptstore.format.dtypes import dtype_named
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.options import TransferOptions
 from ckptstore.transfer.boxes import next_in_box, touched_leaves
-from ckptstore.transfer.download import BoxRead, ReadStats, read_boxes
+from ckptstore.transfer.budget import budget
+from ckptstore.transfer.download import BoxRead, ReadStats, read_boxes, verify_shard
 from ckptstore.transfer.spans import MAX_GAP_BYTES
 from ckptstore.units import KIB, MIB
 
@@ -288,3 +290,25 @@ def test_a_read_that_does_not_fit_is_refused_before_anything_is_fetched(offsets,
         read_boxes(store, [good, read_of(stored, "w", offsets, lengths, out)], options=TransferOptions())
     assert not store.ranges
     assert not good.out.any()
+
+
+def test_reads_hold_no_more_than_the_budget_however_many_are_allowed():
+    class Watched(CountingStore):
+        def get_range(self, key, *, start, length):
+            if length > 10_000:  # no leaf table
+                held.append(budget().held_bytes)
+            return super().get_range(key, start=start, length=length)
+
+    held, store, chunk = [], Watched(), whole("w", "uint8", (40 * MIB,))
+    body = random_bytes(chunk)
+    stored = upload(store, [chunk], [body])
+    options = TransferOptions(transfer_bytes=9 * MIB, part_bytes=5 * MIB, fetch_bytes=32 * MIB, fetches_in_flight=8)
+    read = read_of(stored, "w")
+    read_boxes(store, [read], options=options)
+    assert np.array_equal(read.out, body)
+    assert 0 < max(held) <= options.transfer_bytes
+    held.clear()
+    smaller = replace(options, fetch_bytes=4 * MIB)
+    assert verify_shard(store, stored, options=smaller) == stored.shard.size
+    assert 4 * MIB <= max(held) <= smaller.transfer_bytes
+    assert budget().held_bytes == 0
