@@ -52,16 +52,18 @@ $(VENV)/.bench: $(VENV)/.ready
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks save --size 512M
 	$(BIN)/python -m benchmarks load --size 512M
-	$(BIN)/python -m benchmarks stall --size 512M
+	$(BIN)/python -m benchmarks stall --size 256M
 	$(BIN)/python -m benchmarks small
 	$(BIN)/python -m benchmarks reshard --size 128M
-	$(BIN)/python -m benchmarks mlperf --profile 8b --scale 1/128
-	$(BIN)/python -m benchmarks log
+	$(BIN)/python -m benchmarks mlperf --profile 8b --scale 1/256 --checkpoints 2
+	$(BIN)/python -m benchmarks scale
+	$(BIN)/python -m benchmarks log --commits 20000
 	$(BIN)/python -m benchmarks report
 
-## make scale          plan and commit with up to 10,000 simulated ranks
+## make scale          plan and commit with up to 10,000 simulated ranks, and open a log of 100,000 commits
 scale: $(VENV)/.bench
-	$(BIN)/python -m benchmarks scale
+	$(BIN)/python -m benchmarks scale --ranks 10,100,1000,10000
+	$(BIN)/python -m benchmarks log
 
 ## make soak           save in the background for a long time, and look at memory, threads and files
 soak: $(VENV)/.bench
