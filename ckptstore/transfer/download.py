@@ -53,8 +53,8 @@ def read_boxes(
     Args:
         store: Rooted at the run.
         reads: Boxes of stored chunks. Several may touch one item; their `out` must not overlap.
-        options: How bytes are moved. At most `fetch_bytes` times `fetches_in_flight` are held, and never more than
-            `transfer_bytes`, together with all else that this process moves.
+        options: How bytes are moved. What `fetches_in_flight` reads bring is held, and what is hashed meanwhile, never
+            more than `transfer_bytes` together with all else that this process moves.
         on_verified: Told how many bytes of leaves have just been verified and written; called on worker threads.
 
     Raises:
@@ -62,7 +62,10 @@ def read_boxes(
         IntegrityError: Bytes are not what was written. As with every error of a store, the facts `written` and
             `written_count` say which tensors had received bytes by then.
     """
-    fetch_bytes = min(options.fetch_bytes, options.transfer_bytes)
+    fetch_bytes, fetching = (
+        min(options.fetch_bytes, options.transfer_bytes),
+        threading.Semaphore(options.fetches_in_flight),
+    )
     shards = wanted_by_shard(reads)
     tables: dict[str, bytes] = {}
     written: dict[str, None] = {}
@@ -72,7 +75,7 @@ def read_boxes(
 
     def fetch_span(span: Span) -> None:
         with budget().taken(span.length, options=options):
-            verified = fetch_verified(store, span, tables[span.shard.path])
+            verified = fetch_verified(store, span, tables[span.shard.path], fetching)
             for leaf in span.leaves:
                 written[leaf.wanted.item.chunk.tensor.name] = None
             write_out(span, verified)
@@ -83,7 +86,7 @@ def read_boxes(
     try:
         in_flight([shard for shard, _ in shards], fetch_table, limit=options.fetches_in_flight)
         spans = [s for shard, wanted in shards for s in spans_of(shard, wanted, fetch_bytes=fetch_bytes)]
-        in_flight(spans, fetch_span, limit=options.fetches_in_flight)
+        in_flight(spans, fetch_span, limit=_workers(options))
     except CkptStoreError as error:
         error.facts["written"] = [*list(written)[:MAX_NAMED]]
         error.facts["written_count"] = len(written)
@@ -92,6 +95,12 @@ def read_boxes(
         bytes_fetched=sum(map(len, tables.values())) + sum(span.length for span in spans),
         requests=sum(1 for table in tables.values() if table) + len(spans),
     )
+
+
+def _workers(options: TransferOptions) -> int:
+    """Return how many threads read: so many that as many fetch as are allowed to, while others hash."""
+    fetches = options.fetches_in_flight
+    return fetches + max(2, options.hash_threads) if fetches > 1 else 1
 
 
 def in_flight(tasks: Iterable[T], work: Callable[[T], object], *, limit: int) -> None:
@@ -173,13 +182,14 @@ def _range(store: ObjectStore, shard: Shard, start: int, length: int) -> memoryv
         return memoryview(store.get_range(shard.path, start=start, length=length))
 
 
-def fetch_verified(store: ObjectStore, span: Span, table: bytes) -> memoryview:
-    """Return a span's bytes, after verifying each of its leaves.
+def fetch_verified(store: ObjectStore, span: Span, table: bytes, fetching: threading.Semaphore) -> memoryview:
+    """Return a span's bytes, after verifying each of its leaves. Only while it is fetched `fetching` is held.
 
     Raises:
         IntegrityError: A leaf is not what was written. The facts name it.
     """
-    data = _range(store, span.shard, span.start, span.length)
+    with fetching:  # whoever holds it waits for a request, which has limits of its own
+        data = _range(store, span.shard, span.start, span.length)
     expect(span.shard, "length of a ranged read", data.nbytes, span.length)
     for leaf in span.leaves:
         at = (leaf.wanted.item.first_leaf + leaf.number) * DIGEST_BYTES
@@ -260,13 +270,14 @@ def verify_shard(store: ObjectStore, stored: StoredShard, *, options: TransferOp
     header, table = structure(store, shard)
     _check_header(shard, header, header_entries(stored.items, len(header), leaf_count=len(table) // DIGEST_BYTES))
     wanted = [Wanted(item, 1, leaves=range(item.leaf_count)) for item in stored.items]
+    fetching = threading.Semaphore(options.fetches_in_flight)
 
     def verify_span(span: Span) -> None:
         with budget().taken(span.length, options=options):
-            fetch_verified(store, span, table)
+            fetch_verified(store, span, table, fetching)
 
     spans = list(spans_of(shard, wanted, fetch_bytes=min(options.fetch_bytes, options.transfer_bytes)))
-    in_flight(spans, verify_span, limit=options.fetches_in_flight)
+    in_flight(spans, verify_span, limit=_workers(options))
     return len(header) + len(table) + sum(span.length for span in spans)
 
 

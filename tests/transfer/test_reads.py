@@ -152,7 +152,7 @@ def test_a_large_item_is_read_with_a_few_fetches_in_memory():
         tracemalloc.start()
         try:
             read_boxes(store, [read], options=options)
-            assert tracemalloc.get_traced_memory()[1] < 3 * 4 * MIB + MIB
+            assert tracemalloc.get_traced_memory()[1] < (3 + 2) * 4 * MIB + MIB  # two are hashed meanwhile
         finally:
             tracemalloc.stop()
         np.testing.assert_array_equal(read.out, cut(body, read.offsets, read.lengths))
@@ -312,3 +312,23 @@ def test_reads_hold_no_more_than_the_budget_however_many_are_allowed():
     assert verify_shard(store, stored, options=smaller) == stored.shard.size
     assert 4 * MIB <= max(held) <= smaller.transfer_bytes
     assert budget().held_bytes == 0
+
+
+def test_no_more_are_fetched_at_once_than_is_allowed_while_others_are_hashed():
+    class Watched(CountingStore):
+        def get_range(self, key, *, start, length):
+            with lock:
+                now.append(start)
+                most.append(len(now))
+            time.sleep(0.002)
+            try:
+                return super().get_range(key, start=start, length=length)
+            finally:
+                with lock:
+                    now.remove(start)
+
+    now, most, lock, store, chunk = [], [], threading.Lock(), Watched(), whole("w", "uint8", (8 * MIB,))
+    stored = upload(store, [chunk], [random_bytes(chunk)])
+    read_boxes(store, [read_of(stored, "w")], options=TransferOptions(fetch_bytes=256 * KIB, fetches_in_flight=3))
+    assert max(most) == 3
+    assert len({thread.name for thread in store.threads}) > 1
