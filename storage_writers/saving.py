@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import os
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ckptstore.clock import SystemIds
-from ckptstore.errors import CkptStoreError
+from ckptstore.errors import CkptStoreError, CommitUnknownError
 from ckptstore.protocol.attempt import Attempt, Description
 from ckptstore.protocol.claim import Incarnation
+from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from storage_writers import agreement, ranks, survivors
 from storage_writers.outstanding import Gate
@@ -37,11 +43,29 @@ class Save:
     committed: int | None = None
     interrupt: BaseException | None = None
     """What interrupted it after it was committed."""
+    record: Committed | None = None
+    """What was committed then."""
 
     @property
     def is_committed(self) -> bool:
         """Whether this rank committed it."""
         return self.committed not in (None, survivors.UNKNOWN)
+
+    def interrupted_by(self, interrupt: BaseException) -> CommitUnknownError:
+        """Return the error of a commit that was interrupted, which says whether it stands."""
+        assert self.begun is not None  # noqa: S101  (it was committing)
+        seq = self.log.fold.committed_at(str(self.begun[1].stem))  # the append was waited for
+        if seq is None:
+            return CommitUnknownError(
+                f"The save of {self.name} was interrupted during its commit: {interrupt!r}.",
+                hint="Delete nothing. Run `ckptstore log URL` to see whether it was committed.",
+            )
+        self.record, self.committed, self.interrupt = self.log.fold.commits.get(seq), seq, interrupt
+        return CommitUnknownError(
+            f"The save of {self.name} was committed in slot {seq}, and interrupted after that: {interrupt!r}.",
+            hint="Delete nothing: the checkpoint is there. Run `ckptstore ls URL`.",
+            seq=seq,
+        )
 
     def lost(self) -> CkptStoreError | None:
         """Return what to raise when one of its collectives has failed; None for one rank."""
@@ -89,3 +113,11 @@ def agreed(
     save_id = agreement.agree(peers, mine, judge, seconds=seconds, root_first=True)
     assert said is not None  # noqa: S101  (all ranks agree, so this one has spoken)
     return Save(save_id, *said, peers, gate)
+
+
+def software() -> dict[str, str]:
+    """Return what a commit says it was written with."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run from a checkout
+        found["ckptstore"] = importlib.metadata.version("ckptstore")
+    return found

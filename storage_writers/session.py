@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from ckptstore.errors import CkptStoreError, UnsupportedError
 from ckptstore.events import Observer, SaveAbandoned, silent, tell
+from ckptstore.options import check_counts, check_seconds
 from ckptstore.protocol.attempt import Description
 from ckptstore.protocol.log import RunLog
 from storage_writers import environment, ranks, settling, survivors, worker
@@ -26,7 +27,7 @@ from storage_writers.agreement import agree, in_our_words, work_seconds
 from storage_writers.describing import Descriptions
 from storage_writers.outstanding import Gate, Outstanding, call_of_dcp
 from storage_writers.saving import Save, agreed
-from storage_writers.settling import MAX_GIVEN_UP, End, Verdict, WhenBusy
+from storage_writers.settling import MAX_GIVEN_UP, End, Verdict, WhenBusy, check_when_busy
 from storage_writers.staging import StagingPool
 
 
@@ -38,6 +39,14 @@ class Limits:
     busy_timeout_seconds: float = 1800.0
     commit_timeout_seconds: float = 3600.0
     staging_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_when_busy(self.when_busy)
+        check_seconds(
+            busy_timeout_seconds=self.busy_timeout_seconds, commit_timeout_seconds=self.commit_timeout_seconds
+        )
+        if self.staging_bytes is not None and self.staging_bytes != 0:
+            check_counts(staging_bytes=self.staging_bytes)
 
 
 class SaveSession:

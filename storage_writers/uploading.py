@@ -6,13 +6,20 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
 
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
+
 from ckptstore.clock import SystemClock
 from ckptstore.errors import StalledError
-from ckptstore.format.shard import Shard, ShardLayout
+from ckptstore.events import Observer, ShardStored, UploadBegan, tell
+from ckptstore.format.shard import Shard, ShardLayout, StoredShard, lay_out
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.transfer.upload import Piece, upload_shard
 from ckptstore.units import MIB
+from storage_writers.agreement import in_our_words
+from storage_writers.planning import Contents, Ticket
+from storage_writers.receipts import results_of
 
 IMPATIENT = ("local", "memory", "fsspec")
 """Engines that do not try again by themselves, or not in a time that is known."""
@@ -21,6 +28,32 @@ ABORT_SECONDS = 5.0
 """How long an upload may take to be aborted when its save was interrupted."""
 
 _CLOCK = SystemClock()
+
+
+def write_shard(
+    store: ObjectStore, plan: SavePlan, contents: Contents, *, options: TransferOptions, observer: Observer
+) -> list[WriteResult]:
+    """Send a rank's shard and return its receipt.
+
+    Raises:
+        CkptStoreError: It failed, and was aborted; what others raised is told by one of ours.
+
+    If killed: see `upload_watched`.
+    """
+    began = _CLOCK.monotonic()
+    ticket: Ticket = plan.storage_data
+    key = ticket.attempt.stem.shard_key(ticket.rank)
+    layout = lay_out(contents.chunks)
+    tell(observer, UploadBegan(key, layout.size))
+    bodies = (contents.pieces(index) for index in layout.order)
+    try:
+        shard = upload_watched(store, key, layout, bodies, rank=ticket.rank, options=options)
+    except Exception as error:
+        if (ours := in_our_words(error, f"The upload of {key} failed")) is error:
+            raise
+        raise ours from error
+    tell(observer, ShardStored(key, shard.size, _CLOCK.monotonic() - began))
+    return results_of(plan, StoredShard(shard, layout.items))
 
 
 def upload_watched(

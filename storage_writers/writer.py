@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib.metadata
 import os
-import platform
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -21,10 +17,9 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckptstore.errors import CommitUnknownError, InvalidInputError, UnsupportedError
-from ckptstore.events import Observer, ShardStored, UploadBegan, silent, tell
-from ckptstore.format.shard import StoredShard, lay_out
+from ckptstore.events import Observer, silent
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.options import LogOptions, TransferOptions, check_counts, check_flags, check_kinds, check_seconds
+from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.attempt import Description, begin
 from ckptstore.protocol.claim import Takeover, check_takeover, check_who
 from ckptstore.protocol.commit import commit
@@ -34,12 +29,12 @@ from storage_writers import agreement, incarnations, ranks, survivors
 from storage_writers.fences import Fence, Optimizer
 from storage_writers.metadata import check_written, encode_planner
 from storage_writers.planning import Contents, Ticket, check_caching, check_items
-from storage_writers.receipts import received, results_of
+from storage_writers.receipts import received
 from storage_writers.roots import open_root
-from storage_writers.saving import Save
+from storage_writers.saving import Save, software
 from storage_writers.session import Limits, SaveSession
-from storage_writers.settling import WhenBusy, check_when_busy
-from storage_writers.uploading import upload_watched
+from storage_writers.settling import WhenBusy
+from storage_writers.uploading import write_shard
 
 
 class CkptStoreWriter(StorageWriter, AsyncStager):
@@ -97,14 +92,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         log: LogOptions | None = None,
         observer: Observer = silent,
     ) -> None:
-        check_seconds(
-            agree_timeout_seconds=agree_timeout_seconds,
-            busy_timeout_seconds=busy_timeout_seconds,
-            commit_timeout_seconds=commit_timeout_seconds,
-        )
-        check_when_busy(when_busy)
-        if staging_bytes is not None and staging_bytes != 0:
-            check_counts(staging_bytes=staging_bytes)
+        check_seconds(agree_timeout_seconds=agree_timeout_seconds)
         check_flags(allow_pickle=allow_pickle, allow_one_rank=allow_one_rank)
         check_kinds(transfer=(transfer, TransferOptions), log=(log, LogOptions))
         check_takeover(takeover)
@@ -359,25 +347,9 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         agreement.agree(peers, check, lambda _: None, seconds=seconds)
         assert contents is not None  # noqa: S101  (all ranks agree, so this one has checked)
         done: Future[list[WriteResult]] = Future()
-        done.set_result(self._upload(plan, contents) if plan.items else [])
+        write = partial(write_shard, self._store, plan, contents, options=self._transfer, observer=self._observer)
+        done.set_result(write() if plan.items else [])
         return done
-
-    def _upload(self, plan: SavePlan, contents: Contents) -> list[WriteResult]:
-        """Send the shard and return its receipt."""
-        began = time.monotonic()
-        ticket: Ticket = plan.storage_data
-        key = ticket.attempt.stem.shard_key(ticket.rank)
-        layout = lay_out(contents.chunks)
-        tell(self._observer, UploadBegan(key, layout.size))
-        bodies = (contents.pieces(index) for index in layout.order)
-        try:
-            shard = upload_watched(self._store, key, layout, bodies, rank=ticket.rank, options=self._transfer)
-        except Exception as error:
-            if (ours := agreement.in_our_words(error, f"The upload of {key} failed")) is error:
-                raise
-            raise ours from error
-        tell(self._observer, ShardStored(key, shard.size, time.monotonic() - began))
-        return results_of(plan, StoredShard(shard, layout.items))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit, on the coordinator: the one moment at which the checkpoint begins to exist.
@@ -402,7 +374,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
                 *save.begun,
                 shards,
                 planner=encode_planner(metadata.planner_data),
-                software=_software(),
+                software=software(),
                 options=self._transfer,
                 allowed=save.gate.pass_through,
             )
@@ -413,23 +385,9 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
             save.committed = None
             raise
         except BaseException as interrupt:  # I5: DCP would report a failure, and the commit may stand
-            raise self._interrupted(save, interrupt) from interrupt
-
-    def _interrupted(self, save: Save, interrupt: BaseException) -> CommitUnknownError:
-        assert save.begun is not None  # noqa: S101  (it was committing)
-        log = save.log
-        seq = log.fold.committed_at(str(save.begun[1].stem))  # the append was waited for
-        if seq is None:
-            return CommitUnknownError(
-                f"The save of {save.name} was interrupted during its commit: {interrupt!r}.",
-                hint="Delete nothing. Run `ckptstore log URL` to see whether it was committed.",
-            )
-        self.committed, save.committed, save.interrupt = log.fold.commits.get(seq), seq, interrupt
-        return CommitUnknownError(
-            f"The save of {save.name} was committed in slot {seq}, and interrupted after that: {interrupt!r}.",
-            hint="Delete nothing: the checkpoint is there. Run `ckptstore ls URL`.",
-            seq=seq,
-        )
+            error = save.interrupted_by(interrupt)
+            self.committed = save.record or self.committed
+            raise error from interrupt
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -454,10 +412,3 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
                 self._url, engine=self._engine, storage_options=self._storage_options, transfer=self._transfer
             )
         incarnations.adopt(self._store.url, reign)
-
-
-def _software() -> dict[str, str]:
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run from a checkout
-        found["ckptstore"] = importlib.metadata.version("ckptstore")
-    return found

@@ -37,12 +37,17 @@ def interrupt():
 
 
 def terminate():
-    """Meet a SIGTERM, with a handler as schedulers' wrappers install it."""
+    """Meet a SIGTERM, which reaches the main thread: that one waits for the upload, and gives it up."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1)
+
+
+@pytest.fixture
+def handler():
+    """A handler as schedulers' wrappers install it."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 class Breaking(dcp.DefaultSavePlanner):
@@ -88,7 +93,7 @@ def what_happened(error):
 
 @pytest.mark.parametrize("fault", [disk_error, interrupt, terminate])
 @pytest.mark.parametrize("first_bytes", [KIB, 12 * MIB], ids=["1 KiB", "12 MiB"])
-def test_a_shard_that_breaks_off_is_not_published(root, saved, server_leftovers, first_bytes, fault):
+def test_a_shard_that_breaks_off_is_not_published(root, saved, server_leftovers, handler, first_bytes, fault):
     """Also when several parts of it are on the server already."""
 
     def look_and_break():
