@@ -25,7 +25,7 @@ from storage_writers.global_plan import merged
 from storage_writers.packed import Items, Path, Paths, index_of
 
 MAX_KEPT = 2
-"""States whose local plans a process keeps: two models that are saved in turn. About 1 KB for each item."""
+"""States whose local plans a process keeps: two models that are saved in turn. About 200 bytes for each item."""
 
 Structure = tuple[Hashable, ...]
 
@@ -197,11 +197,8 @@ def _items_of(flat: Mapping[str, Any]) -> tuple[WriteItem, ...]:
     items: list[WriteItem] = []
     for key, value in flat.items():
         if isinstance(value, torch.Tensor) and is_plain(type(value)):
-            size = parts.size(value.shape)
-            origin = parts.size(torch.Size([0] * len(size)))
-            chunk = ChunkStorageMetadata(origin, size)
-            data = TensorWriteData(chunk, parts.properties(value), size)
-            items.append(WriteItem(index_of(key, origin), WriteItemType.TENSOR, tensor_data=data))
+            data = parts.whole(value)
+            items.append(WriteItem(index_of(key, data.chunk.offsets), WriteItemType.TENSOR, tensor_data=data))
         elif not isinstance(value, DTensor) or value.device_mesh.get_coordinate() is not None:
             items += map(parts.item, _create_write_items(key, value))
     return tuple(items)
@@ -213,6 +210,17 @@ class Parts:
     def __init__(self) -> None:
         self._sizes: dict[torch.Size, torch.Size] = {}
         self._properties: dict[tuple[object, ...], TensorProperties] = {}
+        self._whole: dict[tuple[object, ...], TensorWriteData] = {}
+
+    def whole(self, tensor: torch.Tensor) -> TensorWriteData:
+        """Return what is written of a tensor that is one piece."""
+        key = (tensor.shape, tensor.dtype, tensor.layout, tensor.requires_grad)
+        known = self._whole.get(key)
+        if known is None:
+            size = self.size(tensor.shape)
+            chunk = ChunkStorageMetadata(self.size(torch.Size([0] * len(size))), size)
+            known = self._whole[key] = TensorWriteData(chunk, self.properties(tensor), size)
+        return known
 
     def size(self, size: torch.Size) -> torch.Size:
         """Return the same size, once."""
