@@ -77,7 +77,7 @@ def moments_of(call, writes):
     """Return what the moments before and after a call are called."""
     if call.operation == "write":
         writes.append(call.key)
-        return None, "within a part" if len(writes) == 4 else None  # two parts are on their way, and the next
+        return None, "within a part" if len(writes) == 3 else None  # two parts are on their way, and the last
     if call.key.endswith("/race"):
         return None, "within the probe"
     if call.key == slot_key(0):
