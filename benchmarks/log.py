@@ -163,7 +163,7 @@ def asked(store: ObjectStore, work: Callable[[ObjectStore], object]) -> Asked:
             counts["list"] += max(0, (len(infos) - 1) // PAGE_KEYS)
             size += sum(len(info.key) for info in infos)
             return iter(infos)
-        size += len(answer) if isinstance(answer, bytes) else 0
+        size += len(answer) if isinstance(answer, bytes | memoryview) else 0
         return answer
 
     work(TappedStore(store, tap))
