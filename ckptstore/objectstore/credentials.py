@@ -127,7 +127,8 @@ class FromSession:
     def __call__(self) -> S3Credential:
         """See `Provider`."""
         if not self._lock.acquire(timeout=ASK_SECONDS):
-            raise _reason(TimeoutError(), self._profile)
+            self.failure = _reason(TimeoutError(), self._profile)
+            raise self.failure
         try:
             if self._held is not None and self._held == self._refused and time.monotonic() > self._look_again_at:
                 self._held = self._found = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import html
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -147,9 +148,10 @@ def translating(request: Request, *, limit: float, provider: Callable[[], Provid
 
     Raises:
         CkptStoreError: What went wrong, as ours.
+        KeyboardInterrupt: An interrupt came while obstore asked for credentials.
     """
     asked = provider()
-    handed = asked.handed if asked is not None else None
+    handed, noted = (asked.handed, asked.failure) if asked is not None else (None, None)
     try:
         yield
     except CkptStoreError:
@@ -157,8 +159,12 @@ def translating(request: Request, *, limit: float, provider: Callable[[], Provid
     except Exception as error:  # noqa: BLE001  (obstore raises its own, OSError and ValueError; the table has a default)
         asked = provider()
         # `from None`: its text is a dump of many lines, which nobody should meet in a log.
-        if asked is not None and asked.failure is not None and _NO_CREDENTIALS in str(error):
-            raise asked.failure from None
+        if asked is not None and _NO_CREDENTIALS in str(error):
+            if asked.failure is noted and threading.current_thread() is threading.main_thread():
+                # Failures are noted; an interrupt is not, of which obstore makes a text like of everything there.
+                raise KeyboardInterrupt("while credentials were handed out") from None
+            if asked.failure is not None:
+                raise asked.failure from None
         ours = translated(error, request, limit=limit)
         if asked is not None and isinstance(ours, AccessDeniedError):
             asked.forget(handed)

@@ -7,7 +7,11 @@ import sys
 import textwrap
 
 import pytest
+from obstore.store import S3Store
 
+from ckptstore.objectstore.answers import Request
+from ckptstore.objectstore.credentials import FromEnvironment
+from ckptstore.objectstore.obstore_errors import translating
 from ckptstore.objectstore.urls import open_store
 from ckptstore.units import MIB
 
@@ -101,3 +105,18 @@ def test_a_process_killed_in_the_middle_of_an_upload_publishes_nothing(s3_url):
     for written in (1, 12, 40):
         assert run(code, s3_url, str(written))[0] == -signal.SIGKILL
         assert list(open_store(s3_url).list("")) == []
+
+
+class Interrupted(dict[str, str]):
+    """An environment that is looked at in the moment in which an interrupt arrives."""
+
+    def get(self, *_):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_credentials_are_handed_out_stays_an_interrupt():
+    provider = FromEnvironment(Interrupted())
+    client = S3Store("bucket", endpoint="http://127.0.0.1:9", region="us-east-1", credential_provider=provider)
+    request = Request("GET", "s3://bucket/a", "a", writes=False)
+    with pytest.raises(KeyboardInterrupt), translating(request, limit=1, provider=lambda: provider):
+        client.get("a")
