@@ -11,8 +11,9 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.tensor import DTensor
 
-from ckptstore.errors import CkptStoreError, InvalidInputError, UnsupportedError
+from ckptstore.errors import CkptStoreError, UnsupportedError
 from ckptstore.format.dtypes import DTYPES
+from storage_writers import tensors
 
 _FIXED = frozenset({int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 """Types whose values nobody can change."""
@@ -159,12 +160,7 @@ class Captured:
     def _source(self, tensor: torch.Tensor, key: str) -> Source:
         if tensor.requires_grad:
             tensor = tensor.detach()
-        if tensor.untyped_storage().nbytes() == 0 and tensor.numel():  # to read it would kill the process
-            raise InvalidInputError(
-                f"{key} has no memory: its storage was freed.",
-                hint="Take the state from get_state_dict, or where the model is not sharded at this moment.",
-                key=key,
-            )
+        tensors.check_source(tensor, key=key)
         lazy = tensor.is_conj(), tensor.is_neg()
         seen = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, lazy)
         source = self._seen.get(seen)

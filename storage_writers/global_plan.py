@@ -34,12 +34,11 @@ def merged(plans: Sequence[SavePlan], *, to_lowest_rank: bool) -> tuple[list[Sav
         DisagreementError: Ranks say different things of one key.
         InvalidInputError: The chunks of a tensor do not cover it exactly once.
     """
-    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    holders: dict[str, Holders] = {}
+    held = _Held()
     for rank, plan in enumerate(plans):
         for row in rows_of(plan.items):
-            _take(described, holders, rank, row)
-    for key, each in described.items():
+            held.take(rank, row)
+    for key, each in held.described.items():
         if isinstance(each, TensorStorageMetadata) and (fault := tiling_fault(each.size, boxes_of(each))) is not None:
             raise InvalidInputError(
                 f"The ranks do not hold {key} exactly once: {fault}. Nothing was written.",
@@ -48,40 +47,56 @@ def merged(plans: Sequence[SavePlan], *, to_lowest_rank: bool) -> tuple[list[Sav
             )
     paths = _merged_paths(plans)
     if len(plans) > 1 or any(isinstance(plan.planner_data, PackedPaths) for plan in plans):
-        plans = _each_once(plans, holders, to_lowest_rank=to_lowest_rank)
-    return list(plans), Metadata(described, planner_data=paths)
+        plans = _each_once(plans, held.holders, to_lowest_rank=to_lowest_rank)
+    return list(plans), Metadata(held.described, planner_data=paths)
 
 
-def _take(
-    described: dict[str, TensorStorageMetadata | BytesStorageMetadata],
-    holders: dict[str, Holders],
-    rank: int,
-    row: Row,
-) -> None:
-    key, _, offset, lengths, size, properties = row
-    known = described.get(key)
-    if known is None:
-        known = described[key] = (
-            _VALUE
-            if size is None or properties is None
-            else TensorStorageMetadata(properties, size, cast("Any", Chunks(len(size))))
-        )
-        holders[key] = {}
-    if isinstance(known, BytesStorageMetadata):
-        agrees = size is None
-    else:
-        agrees = properties is not None and size == known.size and properties.dtype is known.properties.dtype
-    if not agrees:
-        raise _contradicted(rank, row, known)
-    before = holders[key].get(offset)
-    if before is None:
-        holders[key][offset] = rank
-        if isinstance(known, TensorStorageMetadata):
-            cast("Any", known.chunks).append(offset, lengths)
-    elif isinstance(before, int):
-        holders[key][offset] = [before, rank]
-    else:
-        before.append(rank)
+class _Held:
+    """What is held, and by whom."""
+
+    def __init__(self) -> None:
+        self.described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+        self.holders: dict[str, Holders] = {}
+        # How long the chunks are: of a key nearly all are as long as the first.
+        self._usual: dict[str, torch.Size | None] = {}
+        self._odd: dict[tuple[str, torch.Size | None], torch.Size | None] = {}
+
+    def take(self, rank: int, row: Row) -> None:
+        """Add an item of a rank's.
+
+        Raises:
+            DisagreementError: Of its key, or of the chunk that begins where it does, another rank says something else.
+        """
+        key, _, offset, lengths, size, properties = row
+        known = self.described.get(key)
+        if known is None:
+            known = self.described[key] = (
+                _VALUE
+                if size is None or properties is None
+                else TensorStorageMetadata(properties, size, cast("Any", Chunks(len(size))))
+            )
+            self.holders[key] = {}
+            self._usual[key] = lengths
+        if isinstance(known, BytesStorageMetadata):
+            agrees = size is None
+        else:
+            agrees = properties is not None and size == known.size and properties.dtype is known.properties.dtype
+        if not agrees:
+            raise _contradicted(rank, row, known)
+        before = self.holders[key].get(offset)
+        if before is None:
+            self.holders[key][offset] = rank
+            if lengths != self._usual[key]:
+                self._odd[key, offset] = lengths
+            if isinstance(known, TensorStorageMetadata):
+                cast("Any", known.chunks).append(offset, lengths)
+            return
+        if lengths != (there := self._odd.get((key, offset), self._usual[key])):
+            raise _cut_otherwise(rank, row, before if isinstance(before, int) else before[0], there)
+        if isinstance(before, int):
+            self.holders[key][offset] = [before, rank]
+        else:
+            before.append(rank)
 
 
 def _contradicted(rank: int, row: Row, known: TensorStorageMetadata | BytesStorageMetadata) -> DisagreementError:
@@ -92,6 +107,16 @@ def _contradicted(rank: int, row: Row, known: TensorStorageMetadata | BytesStora
         hint="Give every rank the same state.",
         key=row.key,
         rank=rank,
+    )
+
+
+def _cut_otherwise(rank: int, row: Row, other: int, lengths: torch.Size | None) -> DisagreementError:
+    return DisagreementError(
+        f"The piece of {row.key} at {list(row.offset or ())} has the lengths {list(row.lengths or ())} on rank {rank} "
+        f"and {list(lengths or ())} on rank {other}. Nothing was written.",
+        hint="Shard the tensor in the same way on every rank.",
+        key=row.key,
+        ranks=[other, rank],
     )
 
 

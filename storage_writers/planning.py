@@ -160,7 +160,7 @@ class Contents:
         """Yield the bytes of item `index`.
 
         Raises:
-            InvalidInputError: The planner gave another dtype or shape than it had planned.
+            InvalidInputError: The planner gave another dtype or shape than it had planned, or a tensor without memory.
             UnavailableError: The tensor could not be copied into host memory.
         """
         if index in self._bytes:
@@ -192,6 +192,7 @@ class Contents:
                 hint="The state must not change during a save, and must have memory.",
                 key=item.index.fqn,
             )
+        tensors.check_source(tensor, key=item.index.fqn)
         return tensor
 
     def _width(self, index: int) -> int:

@@ -109,6 +109,7 @@ class Staged:
         self._failure: tuple[str, BaseException] | None = None
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
+        self._working = 0
         self._start(self._copy_all, "ckptstore-staging")
 
     def _placed(self, sources: Sequence[Source]) -> list[Source]:
@@ -126,9 +127,25 @@ class Staged:
         return places
 
     def _start(self, work: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=work, name=name, daemon=True)  # ended at exit by `_end_all`, with a limit
-        self._threads.append(thread)
-        thread.start()
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self._leave()
+
+        thread = threading.Thread(target=run, name=name, daemon=True)  # ended at exit by `_end_all`, with a limit
+        with self._changed:
+            thread.start()
+            self._threads.append(thread)
+            self._working += 1
+
+    def _leave(self) -> None:
+        """Note that a thread is done. The last one, after the end, gives the pool back."""
+        with self._changed:
+            self._working -= 1
+            idle = self._ended and not self._working
+        if idle:
+            self._give_back()
 
     # What the training waits for
 
@@ -366,12 +383,20 @@ class Staged:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(JOIN_SECONDS)
-        if any(thread.is_alive() for thread in self._threads):
-            return  # a device hangs: the pool stays busy, because that thread may still write into it
-        returned, self._returned = self._returned, lambda: None
-        self.state, self._places, self._starts, self._reads = {}, [], [], {}
-        self._arena = Arena(0)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._give_back()  # else a device hangs, and its thread, which may still write into the pool, does it
+
+    def _give_back(self) -> None:
+        with self._changed:
+            returned, self._returned = self._returned, lambda: None
+            self.state, self._places, self._starts, self._reads = {}, [], [], {}
+            self._arena = Arena(0)
         returned()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `end` was called; a thread may still be in a copy then."""
+        return self._ended
 
     def taken_out(self, value: Any) -> Any:
         """Return a mapping or list of `state` with tensors of its own, to be pickled as a whole.

@@ -109,6 +109,11 @@ class StagingPool:
 
     def _check_idle(self) -> None:
         if self._outstanding is not None:
+            if self._outstanding.has_ended:
+                raise BusyError(
+                    "A copy for a save that has ended has not come back from its device.",
+                    hint="Look at the device that the state is on; once it answers, save again.",
+                )
             raise BusyError(
                 "The state of another save is staged.", hint="Wait for that save: storage_writers.wait(writer)."
             )

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ckptstore.errors import IncompatibleStateError, UnsupportedError
+from ckptstore.errors import IncompatibleStateError, InvalidInputError, UnsupportedError
 from ckptstore.format.dtypes import dtype_named
 from ckptstore.units import MIB
 
 PIECE_BYTES = 4 * MIB
+
+_PLAIN = torch.Tensor.__torch_dispatch__
 
 
 def dtype_name(dtype: torch.dtype, *, key: str) -> str:
@@ -51,6 +53,27 @@ def takes_bytes(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout is torch.strided and not _lazy(tensor)
 
 
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has elements and its storage no memory; to touch them would kill the process."""
+    if type(tensor).__torch_dispatch__ is not _PLAIN or tensor.is_meta or tensor.layout is not torch.strided:
+        return False  # what its storage holds says nothing
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+
+
+def check_source(tensor: torch.Tensor, *, key: str) -> None:
+    """Check that there is something to read.
+
+    Raises:
+        InvalidInputError: The storage was freed, as FSDP does between uses.
+    """
+    if is_freed(tensor):
+        raise InvalidInputError(
+            f"{key} has no memory: its storage was freed.",
+            hint="Take the state from get_state_dict, or where the model is not sharded at this moment.",
+            key=key,
+        )
+
+
 def check_target(tensor: torch.Tensor, *, key: str) -> None:
     """Check that values can be written into `tensor` at all.
 
@@ -58,10 +81,13 @@ def check_target(tensor: torch.Tensor, *, key: str) -> None:
         IncompatibleStateError: Several of its elements share memory, or it has none.
     """
     shared = any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
-    if tensor.is_meta or shared:
-        what = (
-            "lies on the meta device and has no memory" if tensor.is_meta else "is expanded: its elements share memory"
-        )
+    freed = is_freed(tensor)
+    if tensor.is_meta or shared or freed:
+        what = "is expanded: its elements share memory"
+        if tensor.is_meta:
+            what = "lies on the meta device and has no memory"
+        elif freed:
+            what = "has no memory: its storage was freed"
         raise IncompatibleStateError(f"The target of {key} {what}.", hint="Load into a tensor of its own.", key=key)
 
 

@@ -73,7 +73,7 @@ class Tried:
     Args:
         way: Saving or loading.
         options: The choice; of a load only its `fetch…` matter.
-        mib_per_second: Of the faster round; None: it failed.
+        mib_per_second: Of the faster round; None: it failed, in whichever round.
         failure: Why.
     """
 
@@ -226,12 +226,12 @@ class _Trial:
                 try:
                     times[choice].append(self._seconds(choice, layout, kept))
                 except (UnavailableError, StalledError, OutcomeUnknownError) as error:
-                    if not any(times.values()):
-                        raise
                     failures[choice] = error.message
+                    if all(measured in failures for measured, each in times.items() if each):
+                        raise
         size = layout.size / MIB
         return [
-            Tried(way, choice, round(size / min(each), 1) if each else None, failures.get(choice, "not measured"))
+            Tried(way, choice, None, failures.get(choice, "not measured"))
             if not each or choice in failures
             else Tried(way, choice, round(size / min(each), 1))
             for choice, each in times.items()

@@ -87,6 +87,39 @@ def test_what_fails_with_many_connections_is_told_and_not_chosen():
     assert tuning.best.parts_in_flight <= 4
 
 
+class FailsLater(ForwardingStore):
+    """Takes so many uploads, and no more."""
+
+    def __init__(self, inner, many):
+        super().__init__(inner)
+        self.left = many
+
+    def open_upload(self, key, *, size):
+        self.left -= 1
+        if self.left < 0:
+            raise UnavailableError("Too many.", hint="Fewer.")
+        return super().open_upload(key, size=size)
+
+
+def test_what_fails_in_the_second_round_is_told_and_not_chosen():
+    plain = MemoryStore("memory://run")
+    tuning = tune(
+        lambda options: FailsLater(plain, 1) if options.parts_in_flight <= 4 else plain,
+        bounds=Bounds(sample_bytes=16 * MIB),
+    )
+    speeds = {each.options.parts_in_flight: each for each in tuning.tried if each.way == "save"}
+    assert {many: each.failure for many, each in speeds.items()} == {2: "Too many.", 4: "Too many.", 8: ""}
+    assert [many for many, each in speeds.items() if each.mib_per_second is None] == [2, 4]
+    assert tuning.best.parts_in_flight == 8
+
+
+def test_where_everything_fails_in_the_second_round_nothing_is_recommended():
+    saves = FailsLater(MemoryStore("memory://run"), 7)
+    with pytest.raises(UnavailableError, match="Too many"):
+        tune(lambda _: saves, bounds=Bounds(sample_bytes=16 * MIB))
+    assert [*saves.list("")] == []
+
+
 @pytest.mark.parametrize("denied", ["put", "delete"])
 def test_a_refusal_ends_it_before_anything_large_is_written(denied):
     store = FaultyStore(MemoryStore("memory://run"), lambda call: Fault.DENIED if call.operation == denied else None)

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import storage_writers as sw
 from ckptstore.errors import (
     CommitUnknownError,
+    IncompatibleStateError,
     IntegrityError,
     InvalidInputError,
     NotFoundError,
@@ -273,6 +274,31 @@ def test_a_sparse_tensor_is_refused_with_its_key(url):
 def test_a_tensor_without_memory_is_refused(url):
     with pytest.raises(InvalidInputError, match="w"):
         sw.save({"w": torch.empty(3, device="meta")}, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(url))
+
+
+def freed(count):
+    """Return a tensor whose storage was freed, as FSDP does between uses."""
+    tensor = torch.ones(count)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize("call", [sw.save, dcp.save])
+def test_a_tensor_whose_memory_was_freed_is_refused_with_its_key(url, call):
+    state = {"fine": torch.ones(3), "model": {"freed": freed(10)}}
+    with pytest.raises((InvalidInputError, CheckpointException), match=r"model\.freed has no memory"):
+        call(state, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(url))
+    assert objects(url) == []
+    sw.save({"w": freed(10)[:0]}, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(url))
+
+
+def test_a_target_whose_memory_was_freed_is_refused_with_its_key(url):
+    state = {"fine": torch.ones(3), "model": {"freed": torch.ones(10)}}
+    sw.save(state, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(url))
+    target = {"fine": torch.zeros(3), "model": {"freed": freed(10)}}
+    with pytest.raises(IncompatibleStateError, match=r"model\.freed has no memory"):
+        sw.load(target, storage_reader=sw.CkptStoreReader(url))
+    assert torch.equal(target["fine"], torch.zeros(3))
 
 
 def test_two_keys_that_dcp_flattens_into_one_are_never_saved_as_one(url):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from states import blank, same
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -14,6 +15,7 @@ import storage_writers as sw
 from ckptstore.errors import CkptStoreError, DisagreementError, InvalidInputError
 from storage_writers import save_planner
 from storage_writers.global_plan import merged
+from storage_writers.packed import index_of
 
 
 def a_state():
@@ -138,6 +140,48 @@ def test_ranks_that_contradict_each_other_are_refused_with_the_key():
         merged(plans, to_lowest_rank=False)
     with pytest.raises(DisagreementError, match="v is"):
         merged([plans[0], plan_of({"w": torch.zeros(2), "v": torch.zeros(1)})], to_lowest_rank=False)
+
+
+def in_pieces(*bounds):
+    """Return the plan of a rank that holds these rows of a tensor of 8."""
+    properties, size = TensorProperties(torch.float32), torch.Size([8])
+    pieces = [ChunkStorageMetadata(torch.Size([start]), torch.Size([end - start])) for start, end in bounds]
+    return SavePlan(
+        [
+            WriteItem(
+                index_of("w", piece.offsets), WriteItemType.SHARD, tensor_data=TensorWriteData(piece, properties, size)
+            )
+            for piece in pieces
+        ]
+    )
+
+
+HALVES, WHOLE, THIRDS = [(0, 4), (4, 8)], [(0, 8)], [(0, 3), (3, 6), (6, 8)]
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["made", "gathered"])
+@pytest.mark.parametrize(
+    ("cuts", "ranks"),
+    [
+        ((HALVES, WHOLE), (0, 1)),
+        ((WHOLE, HALVES), (0, 1)),
+        ((HALVES, HALVES, THIRDS), (0, 2)),
+        ((THIRDS, THIRDS, [(6, 7)]), (0, 2)),
+        (([(0, 4)], [(4, 8)], [(4, 7)]), (1, 2)),
+    ],
+)
+def test_ranks_that_cut_a_tensor_otherwise_are_refused_with_the_key_and_the_ranks(cuts, ranks, sent):
+    plans = [in_pieces(*bounds) for bounds in cuts]
+    with pytest.raises(DisagreementError, match=rf"of w at .* on rank {ranks[1]} and .* on rank {ranks[0]}") as caught:
+        merged([gathered(plan) for plan in plans] if sent else plans, to_lowest_rank=False)
+    assert (caught.value.facts["key"], caught.value.facts["ranks"]) == ("w", [*ranks])
+
+
+def test_pieces_of_several_lengths_that_ranks_share_are_written_once():
+    spread, metadata = merged([in_pieces(*THIRDS), in_pieces(*THIRDS), in_pieces((6, 8))], to_lowest_rank=False)
+    written = sorted((item.index.offset, item.tensor_data.chunk.sizes) for plan in spread for item in plan.items)
+    assert written == [((0,), (3,)), ((3,), (3,)), ((6,), (2,))]
+    assert len(metadata.state_dict_metadata["w"].chunks) == 3
 
 
 def spread_over_ranks(url):

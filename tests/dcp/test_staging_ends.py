@@ -12,7 +12,8 @@ import pytest
 import torch
 from staged import Slow, bytes_of, contents_of, saved, upload
 
-from ckptstore.errors import InvalidInputError, UnavailableError
+import storage_writers.staged
+from ckptstore.errors import BusyError, InvalidInputError, UnavailableError
 from ckptstore.units import KIB, MIB
 from storage_writers.staging import StagingPool
 
@@ -110,6 +111,34 @@ def test_an_end_in_the_middle_of_an_upload_stops_every_thread_and_the_upload():
     thread.join(SOON)
     assert len(failures) == 1
     staged.fence(seconds=SOON)
+    pool.close()
+
+
+@pytest.mark.parametrize("staging_bytes", [None, 100 * KIB], ids=["whole", "reading-ahead"])
+def test_a_copy_that_comes_back_after_the_end_gives_the_pool_back(monkeypatch, staging_bytes):
+    copy, begun, answers = torch._foreach_copy_, threading.Event(), threading.Event()
+
+    def hanging(targets, sources, **how):
+        if any(source.numel() == 777 for source in sources):
+            begun.set()
+            assert answers.wait(SOON)
+        copy(targets, sources, **how)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", hanging)
+    monkeypatch.setattr(storage_writers.staged, "JOIN_SECONDS", 0.05)
+    pool = StagingPool(staging_bytes=staging_bytes)
+    staged = pool.stage({"fine": torch.ones(25_000), "hangs": torch.ones(777)})
+    contents_of(staged, leave_out=("fine",))
+    assert begun.wait(SOON)
+    staged.end()
+    with pytest.raises(BusyError, match="not come back from its device"):
+        pool.stage({"w": torch.ones(3)})
+    (late,) = [thread for thread in staging_threads() if thread.is_alive()]
+    answers.set()
+    late.join(SOON)
+    again = pool.stage({"w": torch.ones(3)})
+    assert saved(again) == {"w": bytes_of(torch.ones(3))}
+    again.end()
     pool.close()
 
 
