@@ -61,7 +61,12 @@ class _Distributed:
         if self._local.staged is None:
             return self._whole
         spec = self._whole._spec  # noqa: SLF001  (DTensor makes itself from a local part and this)
-        return DTensor(self._local.staged, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        local = self._local.staged
+        # It takes over where its local part begins in its memory, of which it has none: torch crashes when it pickles
+        # a DTensor that seems to begin anywhere but at 0.
+        made = DTensor(local.as_strided(local.shape, local.stride(), 0), spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        made._local_tensor = local  # noqa: SLF001  (as said)
+        return made
 
 
 class _Sharded:

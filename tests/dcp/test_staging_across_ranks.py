@@ -1,6 +1,7 @@
 """Sharded tensors are staged by their local part, and are planned as they were."""
 
 import threading
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -71,3 +72,20 @@ def test_each_rank_saves_its_local_parts_as_they_were(gang, staging_bytes):
     for rank, same in enumerate(gang.values(2, stage_and_save, staging_bytes)):
         assert same == dict.fromkeys(same, True), rank
         assert len(same) == 6
+
+
+def send_staged():
+    """Return whether what is staged of each DTensor comes out of what is sent to another process."""
+    state, local = sharded_state()
+    pool = StagingPool(shared=True)
+    staged = pool.stage({name: value for name, value in state.items() if isinstance(value, DTensor)})
+    staged.wait_copied(seconds=SOON)
+    sent = ForkingPickler.loads(ForkingPickler.dumps(staged.state))
+    same = {name: torch.equal(value.to_local(), local[name]) for name, value in sent.items()}
+    staged.end()
+    return same
+
+
+def test_sharded_tensors_that_are_staged_can_be_sent_to_another_process(gang):
+    for same in gang.values(2, send_staged):
+        assert same == dict.fromkeys(["rows", "columns", "parameter", "none_here"], True)
