@@ -128,16 +128,21 @@ class Captured:
         """Return a value by value. Tensors are left open where DCP's planner finds them: in mappings and lists."""
         if type(value) in _FIXED:
             return value
-        if isinstance(value, Mapping):
-            taken = _like(value, key)
-            for name, inner in value.items():
-                self._put(taken, name, inner, f"{key}.{name}" if key else str(name))
-            return taken
-        if isinstance(value, list) and any(isinstance(inner, torch.Tensor | Mapping | list) for inner in value):
-            listed: list[Any] = [None] * len(value)
-            for index, inner in enumerate(value):
-                self._put(listed, index, inner, f"{key}.{index}")
-            return listed
+        try:
+            if isinstance(value, Mapping):
+                taken = _like(value, key)
+                for name, inner in value.items():
+                    self._put(taken, name, inner, f"{key}.{name}" if key else str(name))
+                return taken
+            if isinstance(value, list) and any(isinstance(inner, torch.Tensor | Mapping | list) for inner in value):
+                listed: list[Any] = [None] * len(value)
+                for index, inner in enumerate(value):
+                    self._put(listed, index, inner, f"{key}.{index}")
+                return listed
+        except (CkptStoreError, MemoryError):
+            raise
+        except Exception as error:  # a mapping of the user's may refuse; what holds itself has no end
+            raise _not_copied(key, error) from error
         return _by_value(value, key)
 
     def _put(self, container: Any, name: Any, value: Any, key: str) -> None:
@@ -210,11 +215,15 @@ def _by_value(value: Any, key: str) -> Any:
     except (CkptStoreError, MemoryError):  # that there is no room says nothing of the value
         raise
     except Exception as error:
-        raise UnsupportedError(
-            f"The value of {key} cannot be copied for a background save: {type(error).__name__}: {error!s:.300}",
-            hint="Leave it out of the state, or store plain values instead.",
-            key=key,
-        ) from error
+        raise _not_copied(key, error) from error
+
+
+def _not_copied(key: str, error: Exception) -> UnsupportedError:
+    return UnsupportedError(
+        f"The value of {key:.200} cannot be copied for a background save: {type(error).__name__}: {error!s:.300}",
+        hint="Leave it out of the state, or store plain values instead.",
+        key=key[:200],
+    )
 
 
 def held_tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner_helpers import _create_write_items
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from ckptstore.errors import InvalidInputError
 from storage_writers.given import unwrapped
 from storage_writers.global_plan import merged
 from storage_writers.packed import Items, Path, Paths, index_of
@@ -56,7 +57,7 @@ class SavePlanner(DefaultSavePlanner):
         """Flatten the state, under the same keys as DCP does.
 
         Raises:
-            ValueError: Two values have one key.
+            InvalidInputError: Two values have one key.
         """
         del storage_meta
         self.state_dict, self.mappings = flattened(unwrapped(state_dict))
@@ -125,14 +126,18 @@ def flattened(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], Paths]:
     """Return what DCP's `flatten_state_dict` does: values by key, and the path of each.
 
     Raises:
-        ValueError: Two values have one key.
+        InvalidInputError: Two values have one key.
     """
     flat: dict[str, Any] = {}
     paths = Paths()
 
     def put(key: str, path: Path, value: Any) -> None:
         if key in flat:
-            raise ValueError(f"duplicated flatten key {key}")
+            raise InvalidInputError(
+                f"Two values of the state have the key {key}.",
+                hint="Rename one: a dot in a name and a level of nesting look the same.",
+                key=key,
+            )
         key = sys.intern(key)  # one text in each save's plan
         flat[key], paths[key] = value, path
 

@@ -130,6 +130,7 @@ def begin(
         FencedError: A newer incarnation has claimed the run: before a byte was uploaded.
         ConflictError: `takeover` is `same_job` and another job holds the run.
         InvalidInputError: The name or the world size cannot be recorded.
+        IntegrityError: The log is damaged, or was removed since it was read.
         NotFoundError: The log was opened for reading and there is no run.
 
     If killed: perhaps a claim. Nothing of the attempt exists yet.
@@ -141,6 +142,7 @@ def begin(
     fold = log.refresh().whole()
     if log.run is None:
         raise NotFoundError(f"There is no run at {log.store.url}.", hint="Open it for writing first.")
+    log.check_tail()
     check_not_fenced(fold, incarnation, incarnation.term)
     stem = Stem(checkpoint_id, fold.term + 1, 1, log.ids.nonce())
     attempt = Attempt(fold.run, stem, world_size, description or Description())

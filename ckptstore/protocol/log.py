@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Self
 
+from blake3 import blake3
+
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds, timestamp
 from ckptstore.errors import (
     AlreadyExistsError,
@@ -256,6 +258,26 @@ class RunLog:
                 self._take(advance(self.store, self._fold, self.clock))
             return self._fold
 
+    def check_tail(self) -> None:
+        """Check that what was read last stands there still: a record above a log that was removed is lost (I2).
+
+        Raises:
+            IntegrityError: It is gone, or another stands there.
+            CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
+        """
+        with self._lock:
+            key = slot_key(self._fold.end - 1) if self._fold.end else RUN_KEY
+            body = get_if_there(self.store, key, max_bytes=MAX_RECORD_BYTES)
+            if body is not None and blake3(body).hexdigest() == self._fold.last:
+                return
+        what = "is gone" if body is None else "is another one now"
+        raise IntegrityError(
+            f"{key} was read before and {what}: the run at {self.store.url} was removed or emptied under this writer. "
+            "Nothing was committed.",
+            hint="Find out what deletes objects there; restore the log, or restart and save under another URL.",
+            key=key,
+        )
+
     def records(self, *, start: int = 0, end: int | None = None) -> Iterator[Entry]:
         """Yield every record from slot `start` to `end`, by default that of what was read, and nothing from a hint.
 
@@ -289,7 +311,7 @@ class RunLog:
             UnsupportedError: A later release wrote to this log, or the store cannot create only-if-absent.
             CommitUnknownError: Whether it was appended is not known. Delete nothing; the next append decides (I5, I7).
             UnavailableError: It was not appended within the deadline.
-            IntegrityError: The log is damaged; nothing was written.
+            IntegrityError: The log is damaged, or was removed since it was read; nothing was written.
 
         If killed: the record stands in the log or not; nothing between. A request under way may still land in that
         slot, and in no other.
@@ -309,6 +331,7 @@ class RunLog:
                         f"Others append so often that no slot was free for {self.options.deadline_seconds} s.",
                         hint="Try again.",
                     )
+                self.check_tail()
                 appended = self._append_at_end(record, same, replace(self.options, deadline_seconds=left))
                 if appended is not None:
                     return appended

@@ -187,3 +187,28 @@ def test_it_does_not_matter_in_which_mode_of_torch_a_state_is_staged(mode, stagi
         staged.fence(seconds=SOON)
         staged.end()
     pool.close()
+
+
+class Frozen(dict):
+    """A mapping that takes nothing once it is made."""
+
+    def __setitem__(self, key, value):
+        raise TypeError("It is frozen.")
+
+
+def holding_itself():
+    value = [torch.ones(1)]
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize("make", [lambda: Frozen(a=torch.ones(3)), holding_itself], ids=["frozen", "without an end"])
+def test_a_container_that_cannot_be_copied_is_refused_with_its_key_and_the_pool_goes_on(make):
+    pool = StagingPool()
+    with pytest.raises(UnsupportedError, match=r"job\.hook.* cannot be copied") as caught:
+        pool.stage({"job": {"hook": make()}})
+    assert caught.value.facts["key"].startswith("job.hook")
+    assert len(str(caught.value)) < 1000
+    staged = pool.stage({"w": torch.ones(3)})
+    assert saved(staged) == {"w": bytes_of(torch.ones(3))}
+    staged.end()

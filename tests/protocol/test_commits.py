@@ -43,13 +43,52 @@ def begun(job, name="x", *, world_size=2):
     return attempt, [simulated.upload(job.store, attempt, rank) for rank in range(world_size)]
 
 
-def test_a_save_by_an_up_to_date_writer_is_one_get_and_one_put_on_the_log():
+def test_a_save_by_an_up_to_date_writer_is_three_gets_and_one_put_on_the_log():
     store = FaultyStore(MemoryStore(), lambda _: None)
     job = Job(store)
     job.save("a")
     del store.calls[:]
     job.save("b")
-    assert on_log(store) == ["get", "put"]
+    assert on_log(store) == ["get", "get", "get", "put"]
+
+
+@pytest.mark.parametrize("gone", ["", "log/"], ids=["the run", "the log"])
+def test_a_run_that_was_removed_between_two_saves_is_not_saved_to(gone):
+    job = Job(MemoryStore())
+    job.save("a")
+    for info in list(job.store.list(gone)):
+        job.store.delete(info.key)
+    left = list(job.store.list(""))
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=r"is gone: .* was removed") as caught:
+            begun(job)
+        assert caught.value.facts["key"] == slot_key(1)
+    assert list(job.store.list("")) == left
+
+
+@pytest.mark.parametrize("now", ["gone", "another one"])
+def test_a_log_that_was_removed_in_the_middle_of_a_save_is_not_committed_to(now):
+    job = Job(MemoryStore())
+    job.save("a")
+    attempt, shards = begun(job)
+    for info in list(job.store.list("log/")):
+        job.store.delete(info.key)
+    if now == "another one":
+        job.store.put(slot_key(1), b"of a run that began since")
+    left = list(job.store.list("log/"))
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=f"is {now}"):
+            commit(job.log, job.incarnation, attempt, shards)
+    assert list(job.store.list("log/")) == left
+
+
+def test_a_run_that_was_removed_before_its_first_record_is_not_claimed():
+    store = MemoryStore()
+    log = RunLog.create(store)
+    store.delete("run.json")
+    with pytest.raises(IntegrityError, match=r"run\.json was read before and is gone"):
+        log.append(lambda _: Claim(1, "0" * 32, "job", "host"))
+    assert list(store.list("")) == []
 
 
 def test_a_writer_that_was_overtaken_by_many_records_catches_up_by_reading():
