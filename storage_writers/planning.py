@@ -125,6 +125,8 @@ class Contents:
         self._staged = staged
         self._bytes: dict[int, bytes] = {}
         as_they_are = _hands_out_as_they_are(planner)
+        self.lasting = staged is None and as_they_are
+        """Whether pieces stay what they are while they are referred to: a pool, or a planner, uses its memory again."""
         if staged is not None and not as_they_are:  # it may compute what it hands out from any tensor
             staged.wait_copied(seconds=COPY_SECONDS)
         chunks = []
@@ -168,7 +170,7 @@ class Contents:
             return
         tensor = self._tensors.pop(index) if index in self._tensors else self._tensor(index)
         if self._staged is None:
-            yield from tensors.pieces(tensor)
+            yield from tensors.lasting_pieces(tensor)
             return
         yield from self._staged.pieces(tensor)
         self._left -= 1

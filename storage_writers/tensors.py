@@ -122,6 +122,17 @@ def pieces(tensor: torch.Tensor, *, piece_bytes: int = PIECE_BYTES) -> Iterator[
         yield bytes_of(block)
 
 
+def lasting_pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """Yield the bytes of `tensor` as `pieces` does, but those of a contiguous CPU tensor in one.
+
+    What is yielded is its own memory or a copy that nobody else has, so it stays what it is while it is referred to.
+    """
+    if takes_bytes(tensor) and tensor.is_contiguous() and tensor.numel():
+        yield bytes_of(copyable(tensor.detach()))
+    else:
+        yield from pieces(tensor)
+
+
 def copyable(tensor: torch.Tensor) -> torch.Tensor:
     """Return `tensor`, or a view of it with an element type that torch copies."""
     return tensor.view(torch.uint8) if tensor.dtype is torch.float4_e2m1fn_x2 else tensor

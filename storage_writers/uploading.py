@@ -47,7 +47,7 @@ def write_shard(
     tell(observer, UploadBegan(key, layout.size))
     bodies = (contents.pieces(index) for index in layout.order)
     try:
-        shard = upload_watched(store, key, layout, bodies, rank=ticket.rank, options=options)
+        shard = upload_watched(store, key, layout, bodies, rank=ticket.rank, options=options, lasting=contents.lasting)
     except Exception as error:
         if (ours := in_our_words(error, f"The upload of {key} failed")) is error:
             raise
@@ -56,7 +56,7 @@ def write_shard(
     return results_of(plan, StoredShard(shard, layout.items))
 
 
-def upload_watched(
+def upload_watched(  # noqa: PLR0913  (what `upload_shard` takes)
     store: ObjectStore,
     key: str,
     layout: ShardLayout,
@@ -64,6 +64,7 @@ def upload_watched(
     *,
     rank: int,
     options: TransferOptions,
+    lasting: bool = False,
 ) -> Shard:
     """Stream a shard as `upload_shard` does, and give it up when nothing has moved for too long.
 
@@ -82,7 +83,8 @@ def upload_watched(
 
     def run() -> None:
         try:
-            shard.set_result(upload_shard(store, key, layout, moving.through(bodies), rank=rank, options=options))
+            through = moving.through(bodies)
+            shard.set_result(upload_shard(store, key, layout, through, rank=rank, options=options, lasting=lasting))
         except BaseException as error:  # noqa: BLE001  (handed over whole)
             shard.set_exception(error)
 

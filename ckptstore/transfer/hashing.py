@@ -70,12 +70,13 @@ class LeafTable:
             self._last = self._pool.submit(_hash, self._hashers[-1], steps, self._last)
             self._under_way.append(self._last)
 
-    def wait(self) -> None:
-        """Wait until all that was taken is hashed, and so may be changed."""
+    def wait(self, *, left: int = 0) -> None:
+        """Wait until at most the last `left` runs are under way. With none, all that was taken may be changed."""
         self.flush()
-        for run in self._under_way:
+        over = max(0, len(self._under_way) - left)
+        for run in self._under_way[:over]:
             run.result()
-        self._under_way.clear()
+        del self._under_way[:over]
 
     def table(self) -> bytes:
         """Return the table, when all is hashed."""

@@ -20,11 +20,13 @@ from ckptstore.units import KIB, MIB
 LONG_COPY_BYTES = 64 * KIB
 JOINED_BYTES = MIB
 DIRECT_WRITE_BYTES = 16 * MIB
+RUNS_BEHIND = 4
+"""So many runs of `RUN_BYTES` hashing may lag behind writing, so that neither waits for the other at every piece."""
 
 Piece = bytes | bytearray | memoryview
 
 
-def upload_shard(
+def upload_shard(  # noqa: PLR0913  (what an upload needs, written out)
     store: ObjectStore,
     key: str,
     layout: ShardLayout,
@@ -32,6 +34,7 @@ def upload_shard(
     *,
     rank: int,
     options: TransferOptions,
+    lasting: bool = False,
 ) -> Shard:
     """Stream a shard and return its receipt.
 
@@ -44,6 +47,7 @@ def upload_shard(
             as the next one is asked for.
         rank: In the save's group.
         options: How bytes are moved.
+        lasting: No piece is reused: its bytes stay what they are for as long as something refers to them.
 
     Raises:
         InvalidInputError: An item has more or fewer bytes than the layout says, or there are more or fewer items.
@@ -66,6 +70,7 @@ def upload_shard(
             size=layout.size,
             part_bytes=options.part_bytes_of(layout.size) if keeps else JOINED_BYTES,
             direct_bytes=None if keeps else JOINED_BYTES,
+            runs_behind=RUNS_BEHIND if lasting else 0,
         )
         filling.add(memoryview(layout.header))
         _send_items(layout.items, bodies, filling, leaves)
@@ -152,19 +157,27 @@ class _Filling:
         size: Of the whole object.
         part_bytes: Of each part.
         direct_bytes: Pieces from this size on are passed on without a copy; None: none.
+        runs_behind: So many runs of these may still be hashed when the next piece is asked for.
     """
 
     def __init__(
-        self, upload: Upload, parts: Parts, *, size: int, part_bytes: int, direct_bytes: int | None = None
+        self,
+        upload: Upload,
+        parts: Parts,
+        *,
+        size: int,
+        part_bytes: int,
+        direct_bytes: int | None = None,
+        runs_behind: int = 0,
     ) -> None:
         self._upload, self._parts = upload, parts
-        self._part_bytes, self._direct_bytes = part_bytes, direct_bytes
+        self._part_bytes, self._direct_bytes, self._runs_behind = part_bytes, direct_bytes, runs_behind
         self._left = size
         self._part = memoryview(b"")
         self._filled = 0
 
     def add(self, data: memoryview, leaves: LeafTable | None = None) -> None:
-        """Append `data`, which may change afterwards, and let `leaves` hash it."""
+        """Append `data`, which may change afterwards, unless `runs_behind`, and let `leaves` hash it."""
         if leaves is not None and self._direct_bytes is not None and len(data) >= self._direct_bytes:
             self._pass_on(data, leaves)
             return
@@ -192,7 +205,7 @@ class _Filling:
             leaves.update(piece)
             leaves.flush()
             self._upload.write(piece)
-        leaves.wait()
+        leaves.wait(left=self._runs_behind)
 
     def _fill(self, data: memoryview, leaves: LeafTable | None) -> memoryview:
         """Copy what fits, and return the rest."""

@@ -56,6 +56,24 @@ def test_every_dtype_comes_back_bit_by_bit_or_is_refused_with_key_and_dtype(url,
     assert same(save_and_load(url, state), state)
 
 
+class Scratch(sw.SavePlanner):
+    """Computes what is saved, always in the same memory."""
+
+    scratch = torch.empty(4 << 20)
+
+    def resolve_data(self, write_item):
+        found = super().resolve_data(write_item)
+        return torch.mul(found, 2, out=self.scratch) if isinstance(found, torch.Tensor) else found
+
+
+def test_a_planner_may_use_its_memory_again_for_the_next_tensor(url):
+    state = {f"w{index}": torch.full((4 << 20,), float(index)) for index in range(6)}
+    sw.save(state, checkpoint_id="step-1", storage_writer=sw.CkptStoreWriter(url), planner=Scratch())
+    target = blank(state)
+    sw.load(target, storage_reader=sw.CkptStoreReader(url))
+    assert all(bool((target[f"w{index}"] == 2.0 * index).all()) for index in range(6))
+
+
 @pytest.mark.parametrize(
     "tensor",
     [

@@ -2,6 +2,7 @@
 
 import itertools
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.port import ObjectInfo
 from ckptstore.options import TransferOptions
 from ckptstore.transfer.download import verify_shard
-from ckptstore.transfer.upload import upload_shard
+from ckptstore.transfer.upload import RUNS_BEHIND, upload_shard
 from ckptstore.units import MIB
 
 OPTIONS = TransferOptions()
@@ -89,6 +90,58 @@ def test_pieces_are_asked_for_one_at_a_time_and_may_be_reused():
     shard = upload_shard(store, "k", layout, [reusing()], rank=0, options=OPTIONS)
     body = store.get("k", max_bytes=10**6)[shard.header_bytes : shard.leaf_table_offset]
     assert body == b"".join(bytes([step]) * 1000 for step in range(100))
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_large_pieces_are_hashed_as_they_were_sent(lasting):
+    """They are handed on as they are: hashed before the next is asked for, or, if they last, some later."""
+    size, buffer = 4 * MIB + 8, bytearray(4 * MIB + 8)
+    chunk, store = whole("w", "uint8", (12 * size,)), MemoryStore()
+
+    def given_out():
+        for step in range(12):
+            if lasting:
+                yield bytes([step]) * size
+            else:
+                buffer[:] = bytes([step]) * size
+                yield buffer
+
+    layout = lay_out([chunk])
+    shard = upload_shard(store, "k", layout, [given_out()], rank=0, options=OPTIONS, lasting=lasting)
+    body = store.get("k", max_bytes=60 * MIB)
+    leaf, table = layout.items[0].leaf_bytes, body[shard.leaf_table_offset :]
+    sent = body[shard.header_bytes : shard.leaf_table_offset]
+    assert sent == b"".join(bytes([step]) * size for step in range(12))
+    assert table == b"".join(blake3(sent[at : at + leaf]).digest() for at in range(0, len(sent), leaf))
+
+
+def test_hashing_lags_behind_writing_by_a_few_runs_only():
+    """Else all pieces of a state that must be copied could be held at once."""
+    size, alive = 4 * MIB, []
+    layout = lay_out([whole("w", "uint8", (16 * size,))])
+
+    class Copied(np.ndarray):
+        pass
+
+    def copies():
+        for step in range(16):
+            piece = np.full(size, step, np.uint8).view(Copied)
+            alive.append(weakref.ref(piece))
+            yield memoryview(piece)
+            del piece
+            assert sum(ref() is not None for ref in alive) <= RUNS_BEHIND + 2
+
+    upload_shard(DiscardingStore(), "k", layout, [copies()], rank=0, options=OPTIONS, lasting=True)
+
+
+class DiscardingStore(MemoryStore):
+    """Takes an upload, and keeps none of its bytes."""
+
+    def open_upload(self, key, *, size):
+        upload = super().open_upload(key, size=size)
+        upload.write = lambda _: None
+        upload.complete = lambda: ObjectInfo(key, size)
+        return upload
 
 
 @pytest.mark.parametrize(
