@@ -92,7 +92,7 @@ def _print_verdicts(log: list[Document], checkpoints: list[Document], level: str
     for each in checkpoints if level != "chain" else []:
         what = f"{each['checkpoint_id']}@{each['seq']}"
         aside = f" ({each['set_aside']})" if each["set_aside"] else ""
-        read = f", {format_bytes(each['bytes_read'])} of shards hashed" if level == "full" else ""
+        read = f", {format_bytes(each['bytes_read'])} of shards hashed" if level == "full" else ", contents not read"
         print_line(f"{_judgement(each['findings']):8} {what}{aside}: level {level}{read}")
         _print_findings(each["findings"])
 

@@ -32,7 +32,7 @@ def tune(
     seconds: Annotated[float, typer.Option(metavar="N", help="After so long no other measurement begins.")] = 120.0,
     as_json: AsJson = False,
 ) -> int:
-    """Find the transfer options with which saving to and loading from URL is fastest, from this machine.
+    """Find the fastest transfer options for URL, from this machine.
 
     It sends and reads objects of its own under probe/ of the run's root, hashed as always, and deletes them, also after
     Ctrl-C. Run it where the training runs, and on as many machines at once as will save at once: they share the store.

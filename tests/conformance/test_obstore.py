@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from scripted import BUCKET, CALLS, HUSH, PARTS, QUICK, THERE, answers, md5, multipart, opened, upload
 
+from ckptstore import options
 from ckptstore.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -23,7 +24,6 @@ from ckptstore.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ckptstore.objectstore import via_obstore
 from ckptstore.objectstore.port import PutMode
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import MAX_PARTS, TransferOptions
@@ -356,7 +356,7 @@ def test_a_backslash_is_refused_because_some_servers_take_it_for_a_slash():
 
 @pytest.mark.servers
 def test_parts_grow_so_that_an_object_has_at_most_the_allowed_number(s3_url, monkeypatch):
-    monkeypatch.setattr(via_obstore, "MAX_PARTS", 3)
+    monkeypatch.setattr(options, "MAX_PARTS", 3)
     info = upload(open_store(s3_url, transfer=PARTS), 31 * MIB)
     assert info.etag.endswith("-3")
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from scripted import BUCKET, CALLS, HUSH, answers, upload
 
+from ckptstore import options
 from ckptstore.errors import AccessDeniedError, InvalidInputError
 from ckptstore.objectstore import s3_upload
 from ckptstore.objectstore.urls import open_store
@@ -191,7 +192,7 @@ def test_many_uploads_share_a_store(s3_url):
 
 @pytest.mark.servers
 def test_parts_grow_so_that_an_object_has_at_most_the_allowed_number(s3_url, monkeypatch):
-    monkeypatch.setattr(s3_upload, "MAX_PARTS", 3)
+    monkeypatch.setattr(options, "MAX_PARTS", 3)
     info = upload(open_store(s3_url, engine="s3fs", transfer=PARTS), 31 * MIB)
     assert info.etag.endswith("-3")
 

@@ -86,13 +86,19 @@ def test_the_example_of_a_training_starts_fresh_and_then_resumes(tmp_path):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_the_example_of_saving_in_the_background_saves_what_it_says(tmp_path):
     import torch  # noqa: PLC0415  (the same)
+    from torch.distributed.checkpoint.state_dict import get_state_dict  # noqa: PLC0415  (the same)
 
     import storage_writers as sw  # noqa: PLC0415  (the other tests here do without)
 
     url, model = str(tmp_path / "run"), torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    given = {"sw": sw, "optimizer": optimizer, "state": {"model": model.state_dict()}, "start": 999, "steps": 1501}
-    run_example(1, url, **given)
+
+    def train_one_step(model, optimizer):
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+
+    given = {"torch": torch, "sw": sw, "model": model, "optimizer": optimizer, "start": 999, "steps": 1501}
+    run_example(1, url, **given, get_state_dict=get_state_dict, train_one_step=train_one_step)
     assert [each.checkpoint_id for each in ckptstore.CheckpointStore.open(url).checkpoints()] == [
         "step-1500",
         "step-1000",
