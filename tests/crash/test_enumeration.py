@@ -52,9 +52,9 @@ def clean_up_on_time_out(patch):
     """A commit whose outcome is unknown is taken for failed, and its data are deleted."""
     right = commit.append_commit
 
-    def append_commit(run_log, incarnation, record):
+    def append_commit(run_log, incarnation, record, **given):
         try:
-            return right(run_log, incarnation, record)
+            return right(run_log, incarnation, record, **given)
         except CommitUnknownError:
             for info in list(run_log.store.list("data/")):
                 if record.prefix in info.key:
@@ -121,8 +121,8 @@ def commit_before_the_parts(patch):
     """The commit is appended before all is stored that it names."""
     put_part, right, later = commit._put_part, commit.append_commit, []
 
-    def append_commit(run_log, *given):
-        appended = right(run_log, *given)
+    def append_commit(run_log, *given, **more):
+        appended = right(run_log, *given, **more)
         for part in [part for part in later if part[0] is run_log]:
             later.remove(part)
             put_part(*part)
