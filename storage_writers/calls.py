@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from ckptstore.events import SaveSkipped, tell
 from storage_writers.given import check_given, naming_what_cannot_be_copied, whole
-from storage_writers.outstanding import SaveFuture, SkippedSave, WatchedFuture
+from storage_writers.outstanding import SaveFuture, SkippedSave
 from storage_writers.planners import StrictLoadPlanner
 from storage_writers.reader import CkptStoreReader
 from storage_writers.save_planner import SavePlanner
@@ -48,7 +49,11 @@ def save(
     check_given(state_dict, storage_writer, CkptStoreWriter)
     session = _session(storage_writer)
     session.forget()
-    plain = _plain_to_save(state_dict, session)
+    try:
+        plain = _plain(state_dict)
+    except BaseException:
+        session.descriptions.take()  # it was said of this save
+        raise
     try:
         return cast(
             "Metadata",
@@ -106,7 +111,7 @@ def load(
         if ours is None:
             raise
         raise ours from failed
-    for key in sorted(elements):
+    for key in sorted(elements, key=str):  # on all ranks in one order: a module may call collectives
         if _is_stateful(elements[key]):
             elements[key].load_state_dict(plain[key])
         else:
@@ -150,24 +155,25 @@ def async_save(
     check_given(state_dict, storage_writer, CkptStoreWriter)
     session = _session(storage_writer)
     session.forget()
+    description = session.descriptions.take()
     if not session.settle(session.limits.when_busy):
-        session.descriptions.take()  # it was said of this save
         name = None if checkpoint_id is None else str(checkpoint_id)
         tell(storage_writer._observer, SaveSkipped(name))  # noqa: SLF001  (its other side is here)
         return SkippedSave()
-    group = process_group if process_group is not None else storage_writer.process_group
-    with session.settled(), session.refusing():
-        plain = _plain_to_save(state_dict, session)
+    planner = planner or SavePlanner()
+    with session.asking(description) as save:
+        plain = _plain(state_dict)
         with naming_what_cannot_be_copied(plain):
             future = state_dict_saver.async_save(
                 plain,
                 checkpoint_id=checkpoint_id,
                 storage_writer=storage_writer,
-                planner=planner or SavePlanner(),
-                process_group=group,
+                planner=planner,
+                process_group=process_group if process_group is not None else storage_writer.process_group,
             )
-    assert isinstance(future, WatchedFuture)  # noqa: S101  (the writer stages, and adopts it)
-    future.__class__ = SaveFuture
+        save.adopt(cast("Future[Metadata]", future), explain, planner=planner, kind=SaveFuture)
+        if not session.fences:
+            session.fence()
     return cast("SaveFuture", future)
 
 
@@ -196,11 +202,3 @@ def _plain(state_dict: dict[str, Any]) -> dict[str, Any]:
 def _is_stateful(value: Any) -> bool:
     """Ask tensors nothing: of 50,000 it takes half a second whether they have a protocol's methods."""
     return not isinstance(value, torch.Tensor) and isinstance(value, Stateful)
-
-
-def _plain_to_save(state_dict: dict[str, Any], session: SaveSession) -> dict[str, Any]:
-    try:
-        return _plain(state_dict)
-    except BaseException:
-        session.descriptions.take()  # it was said of this save
-        raise

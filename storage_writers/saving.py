@@ -19,7 +19,7 @@ from ckptstore.protocol.claim import Incarnation
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from storage_writers import agreement, ranks, survivors
-from storage_writers.outstanding import Gate
+from storage_writers.gates import Gate
 from storage_writers.planning import name_and_step
 from storage_writers.staging import Staged
 
@@ -101,6 +101,7 @@ def agreed(
 
     def mine() -> list[object]:
         nonlocal said
+        gate.check()
         name, step = name_and_step(checkpoint_id, description.global_step)
         root, log = place()
         said = name, dataclasses.replace(description, global_step=step), log

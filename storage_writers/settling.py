@@ -80,8 +80,8 @@ def end_of(last: Outstanding | None, *, seconds: float, held: float) -> End:
     """
     if last is None:
         return End(held=held)
-    if last.future is None:  # DCP raised what was wrong, and did not save
-        return End(error=CkptStoreError("An async save was not begun."), told=True, held=held)
+    if last.future is None:  # DCP raised what was wrong
+        last.refuse(CkptStoreError("An async save was not begun."))
     try:
         error = last.wait(seconds)
     except TimeoutError:
@@ -90,17 +90,19 @@ def end_of(last: Outstanding | None, *, seconds: float, held: float) -> End:
     return End(error=ours, told=last.told, given_up=not last.ended, worker_lost=last.worker_lost, held=held)
 
 
-def judge(ends: Sequence[End], when_busy: WhenBusy, seconds: float) -> Verdict:
+def judge(ends: Sequence[End], when_busy: WhenBusy, seconds: float, *, before: Sequence[End] = ()) -> Verdict:
     """Return what all ranks do about the last save.
 
     Args:
         ends: How it ended, by rank.
         when_busy: What to do if it has not, somewhere.
         seconds: How long it was waited for.
+        before: How another writer's ended, which is not told here; by rank.
     """
-    if not all(end.ended for end in ends):
-        return Verdict(_busy(ends, when_busy, seconds), busy=True)
-    given_up = any(end.given_up for end in ends)
+    for each in (before, ends):
+        if not all(end.ended for end in each):
+            return Verdict(_busy(each, when_busy, seconds), busy=True)
+    given_up = any(end.given_up for end in (*before, *ends))
     error = _owed(ends)
     if error is None and any(end.held >= 1 for end in ends):
         error = BusyError(
@@ -108,7 +110,7 @@ def judge(ends: Sequence[End], when_busy: WhenBusy, seconds: float) -> Verdict:
             hint="Restart this job: the store, or the file system under it, does not answer.",
             ranks=[rank for rank, end in enumerate(ends) if end.held >= 1],
         )
-    return Verdict(error, given_up=given_up, worker_lost=any(end.worker_lost for end in ends))
+    return Verdict(error, given_up=given_up, worker_lost=any(end.worker_lost for end in (*before, *ends)))
 
 
 def _busy(ends: Sequence[End], when_busy: WhenBusy, seconds: float) -> CkptStoreError | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 
 from torch.distributed.checkpoint.planner import SavePlan
@@ -31,9 +31,23 @@ _CLOCK = SystemClock()
 
 
 def write_shard(
-    store: ObjectStore, plan: SavePlan, contents: Contents, *, options: TransferOptions, observer: Observer
+    store: ObjectStore,
+    plan: SavePlan,
+    contents: Contents,
+    *,
+    options: TransferOptions,
+    observer: Observer,
+    check: Callable[[], None],
 ) -> list[WriteResult]:
     """Send a rank's shard and return its receipt.
+
+    Args:
+        store: Rooted at the run.
+        plan: Of this rank.
+        contents: What it is read from.
+        options: How bytes are moved.
+        observer: Hears of it.
+        check: Raises if what is read may have changed since; asked before each chunk and after the last.
 
     Raises:
         CkptStoreError: It failed, and was aborted; what others raised is told by one of ours.
@@ -45,9 +59,15 @@ def write_shard(
     key = ticket.attempt.stem.shard_key(ticket.rank)
     layout = lay_out(contents.chunks)
     tell(observer, UploadBegan(key, layout.size))
-    bodies = (contents.pieces(index) for index in layout.order)
+
+    def bodies() -> Iterator[Iterable[Piece]]:
+        for index in layout.order:
+            check()
+            yield contents.pieces(index)
+        check()
+
     try:
-        shard = upload_watched(store, key, layout, bodies, rank=ticket.rank, options=options)
+        shard = upload_watched(store, key, layout, bodies(), rank=ticket.rank, options=options)
     except Exception as error:
         if (ours := in_our_words(error, f"The upload of {key} failed")) is error:
             raise
