@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from ckptstore.clock import SystemClock
-from ckptstore.errors import StalledError
+from ckptstore.errors import BusyError, StalledError
 from ckptstore.events import Observer, ShardStored, UploadBegan, tell
 from ckptstore.format.shard import Shard, ShardLayout, StoredShard, lay_out
 from ckptstore.objectstore.port import ObjectStore
@@ -26,8 +26,11 @@ IMPATIENT = ("local", "memory", "fsspec")
 LOOK_SECONDS = 0.2
 ABORT_SECONDS = 5.0
 """How long an upload may take to be aborted when its save was interrupted."""
+MAX_HUNG = 2
+"""How many uploads into one store may hang at once, each with a thread and its part of the memory for transfers."""
 
 _CLOCK = SystemClock()
+_hung: list[tuple[str, threading.Thread]] = []
 
 
 def write_shard(
@@ -91,12 +94,14 @@ def upload_watched(
     call returns, then aborts; should the shard become whole all the same, nothing refers to it.
 
     Raises:
+        BusyError: Uploads that were given up hang in this store still.
         StalledError: Nothing moved for `stall_timeout_seconds`, what its bytes need at 1 MiB/s, and the time in which
             an engine tries again.
         CkptStoreError: What `upload_shard` raises.
 
     If killed: nothing under `key`, or the whole shard; perhaps an incomplete upload. Nothing refers to either.
     """
+    _check_hung(store)
     moving = _Moving(layout.size, store.engine, options)
     shard: Future[Shard] = Future()
 
@@ -115,13 +120,23 @@ def upload_watched(
         moving.give_up()
         if not isinstance(error, StalledError):  # an interrupt: leave nothing behind
             wait([shard], timeout=ABORT_SECONDS)
+        _hung.append((store.url, thread))
         raise
     thread.join()  # its frames hold the state, and can be let go of only when it has ended
     return shard.result()
 
 
+def _check_hung(store: ObjectStore) -> None:
+    _hung[:] = [(url, thread) for url, thread in _hung if thread.is_alive()]
+    if sum(url == store.url for url, _ in _hung) >= MAX_HUNG:
+        raise BusyError(
+            "Uploads that were given up have not ended, and hold threads and memory.",
+            hint="Restart this job: the store, or the file system under it, does not answer.",
+        )
+
+
 class _Moving:
-    """What moves, as the engine takes it.
+    """What moves, as the engine takes it. While the engine waits for more, nothing is watched.
 
     Args:
         size: Of the object.
@@ -136,6 +151,7 @@ class _Moving:
         self._in_flight = min(size, max(options.transfer_bytes, options.part_bytes_of(size)))
         self._size = size
         self._given_up = False
+        self._since: tuple[float, float] | None = None
         self._moved(self._in_flight)
 
     def _moved(self, pending_bytes: int) -> None:
@@ -147,7 +163,9 @@ class _Moving:
 
     def check(self, key: str) -> None:
         """Raise StalledError if nothing has moved for too long."""
-        since, limit = self._since
+        if (moved := self._since) is None:  # what is sent is still being copied, or computed, under limits of its own
+            return
+        since, limit = moved
         still = _CLOCK.monotonic() - since
         if still > limit:
             raise StalledError(
@@ -161,9 +179,11 @@ class _Moving:
         """Yield `bodies`, cut into parts, noting that they move."""
         for body in bodies:
             yield self._parts(body)
+            self._since = None
         self._moved(self._size)  # from here on the engine publishes: what it still holds, or syncs, may be all
 
     def _parts(self, body: Iterable[Piece]) -> Iterator[memoryview]:
+        self._since = None
         for piece in body:
             view = memoryview(piece)
             if not view.nbytes:
@@ -172,5 +192,7 @@ class _Moving:
             for start in range(0, flat.nbytes, self._part_bytes):
                 if self._given_up:
                     raise StalledError("This upload was given up before.")
-                yield flat[start : start + self._part_bytes]
                 self._moved(self._in_flight)
+                yield flat[start : start + self._part_bytes]
+            self._since = None
+        self._moved(self._in_flight)
