@@ -10,14 +10,12 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
-from ckptstore.errors import CkptStoreError, UnsupportedError
+from ckptstore.errors import CkptStoreError, StalledError, UnsupportedError
 from ckptstore.events import Observer, SaveAbandoned, silent, tell
-from ckptstore.options import check_counts, check_seconds
 from ckptstore.protocol.attempt import Description
 from ckptstore.protocol.log import RunLog
 from storage_writers import environment, ranks, settling, survivors, worker
@@ -27,27 +25,9 @@ from storage_writers.describing import Descriptions
 from storage_writers.gates import Gate
 from storage_writers.outstanding import GRACE_SECONDS, Outstanding
 from storage_writers.saving import Save, agreed
-from storage_writers.settling import MAX_GIVEN_UP, End, Verdict, WhenBusy, check_when_busy
+from storage_writers.settling import MAX_GIVEN_UP, End, Limits, Verdict, WhenBusy
 from storage_writers.staging import StagingPool
 from storage_writers.tracks import Track, track_of
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What bounds the saves of a writer. See `CkptStoreWriter`."""
-
-    when_busy: WhenBusy = "wait"
-    busy_timeout_seconds: float = 1800.0
-    commit_timeout_seconds: float = 3600.0
-    staging_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        check_when_busy(self.when_busy)
-        check_seconds(
-            busy_timeout_seconds=self.busy_timeout_seconds, commit_timeout_seconds=self.commit_timeout_seconds
-        )
-        if self.staging_bytes is not None and self.staging_bytes != 0:
-            check_counts(staging_bytes=self.staging_bytes)
 
 
 class SaveSession:
@@ -84,6 +64,8 @@ class SaveSession:
         self._alone = Track()
         self._has_asked = False
         self._here = threading.local()
+        self._turn = threading.RLock()
+        self._process = os.getpid()
 
     @property
     def save(self) -> Save | None:
@@ -94,6 +76,38 @@ class SaveSession:
     def forget(self) -> None:
         """Let go of what this thread saved before, so that `explain` speaks of nothing but the save that begins now."""
         self._here.save = None
+        self._leave_parent()
+
+    def _leave_parent(self) -> None:
+        """Have nothing to do, after a fork, with a save of the process that was forked: its threads are not here."""
+        if self._process != os.getpid():
+            self._process, self._turn, self._alone = os.getpid(), threading.RLock(), Track()
+            self._pool = self.outstanding = None
+            self._has_asked = False
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let calls of several threads go one after the other, and count them.
+
+        Raises:
+            StalledError: The one of another thread does not end.
+        """
+        self._leave_parent()
+        seconds, turn = self.limits.busy_timeout_seconds, self._turn
+        if not turn.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            raise StalledError(
+                f"A call of this writer on another thread has not ended within {seconds:g} s.",
+                hint="Save from one thread, or look at what the store is doing.",
+            )
+        try:
+            self.count()
+            yield
+        finally:
+            turn.release()
+
+    def count(self) -> None:
+        """Count a call: after an interrupt on one rank, two ranks may otherwise meet in different ones."""
+        self._meeting()[1].calls += 1
 
     def peers(self) -> ranks.Peers:
         """Return who saves together, as it is now."""
@@ -127,7 +141,10 @@ class SaveSession:
                 self.settle("wait")
             gate = Gate(self.limits.commit_timeout_seconds)
         peers = self.peers()
-        save = agreed(peers, checkpoint_id, description, lambda: place(peers), gate=gate, seconds=self.seconds)
+        number = staged.number if staged is not None else self._meeting()[1].calls
+        save = agreed(
+            peers, checkpoint_id, description, lambda: place(peers), gate=gate, number=number, seconds=self.seconds
+        )
         if staged is not None:
             save.staged, staged.save = staged.staged, save
         self._here.save = save
@@ -151,6 +168,7 @@ class SaveSession:
             is_root=peers.rank == 0,
             by_process=by_process,
             generation=track.generation,
+            number=track.calls,
         )
         self._has_asked = track.used = True
         return self.outstanding
@@ -188,7 +206,7 @@ class SaveSession:
 
     def fence(self) -> None:
         """Wait until the caller's tensors may be changed; who does not hear that they may has refused the save."""
-        save = self.outstanding
+        save = self.outstanding if self._process == os.getpid() else None
         staged = save.staged if save is not None else None
         if save is not None and staged is not None:
             with save.refusing():
@@ -213,23 +231,28 @@ class SaveSession:
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait for this writer's last background save, if there ever was one; see `settle`."""
+        self._leave_parent()
         if self._has_asked:
-            self._settle("wait", self.limits.busy_timeout_seconds if seconds is None else seconds, None)
+            with self.turn():
+                self._settle("wait", self.limits.busy_timeout_seconds if seconds is None else seconds, None)
 
     def _settle(self, when_busy: WhenBusy, limit: float, other: Outstanding | None) -> bool:
         peers, track = self._meeting()
         # A group that the caller gave cannot be made anew, and a save that was given up may be in it.
         allowed = 1 if self.group is not None and self.group.size() > 1 else MAX_GIVEN_UP
         held, seconds = track.held() / allowed, limit if when_busy == "wait" else 0.0
-        ends = [settling.end_of(save, seconds=seconds, held=held) for save in (other, self.outstanding)]
+        before, last = (settling.end_of(save, seconds=seconds, held=held) for save in (other, self.outstanding))
+        mine = track.calls, before, last
         meeting = dataclasses.replace(peers, channel=f"{peers.channel}/wait")
         within = self.seconds + work_seconds(peers)
 
-        def judge(of_ranks: Sequence[Sequence[End]]) -> Verdict:
-            others, ours = zip(*of_ranks, strict=True)
-            return settling.judge(ours, when_busy, limit, before=others)
+        def judge(of_ranks: Sequence[tuple[int, End, End]]) -> Verdict:
+            calls, others, ours = zip(*of_ranks, strict=True)
+            return settling.apart(calls) or settling.judge(ours, when_busy, limit, before=others)
 
-        verdict = agree(meeting, lambda: ends, judge, seconds=within)
+        verdict = Verdict(latest=track.calls)
+        while verdict.latest == track.calls:  # who is ahead waits until the others come to the same call
+            verdict = agree(meeting, lambda: mine, judge, seconds=within)
         if not verdict.busy:
             self._conclude(verdict, track, other)
         elif verdict.error is not None:

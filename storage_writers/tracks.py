@@ -23,12 +23,14 @@ class Track:
         used: Whether there ever was one: the same on all ranks.
         generation: How often everything was left behind to a save that was given up.
         given_up: Saves that were, and have not ended.
+        calls: How many calls of this package there were here.
     """
 
     last: Outstanding | None = None
     used: bool = False
     generation: int = 0
     given_up: list[Outstanding] = field(default_factory=list)
+    calls: int = 0
 
     def held(self) -> int:
         """Return how many saves that were given up still hold threads and memory."""

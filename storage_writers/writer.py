@@ -32,8 +32,8 @@ from storage_writers.planning import Contents, Ticket, check_caching, check_item
 from storage_writers.receipts import received
 from storage_writers.roots import open_root
 from storage_writers.saving import Save, software
-from storage_writers.session import Limits, SaveSession
-from storage_writers.settling import WhenBusy
+from storage_writers.session import SaveSession
+from storage_writers.settling import Limits, WhenBusy
 from storage_writers.uploading import write_shard
 
 

@@ -1,7 +1,10 @@
 """A call that ends with an exception has decided: its save is not committed with what the caller does next."""
 
+import os
+import signal
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -13,11 +16,14 @@ from states import same
 import storage_writers as sw
 from ckptstore.errors import BusyError, CkptStoreError, CommitUnknownError, StalledError, UnsupportedError
 from ckptstore.objectstore.urls import open_store
+from ckptstore.protocol.attempt import Description
 from ckptstore.protocol.log import RunLog
 from ckptstore.testing.tapped import TappedStore
 from storage_writers import outstanding, worker
 from storage_writers.gates import Gate
 from storage_writers.outstanding import Outstanding
+from storage_writers.ranks import Peers
+from storage_writers.saving import Save
 from storage_writers.staged import Staged
 
 STATE = {"w": torch.ones(1000)}
@@ -269,3 +275,131 @@ def test_a_save_in_the_foreground_on_another_thread_does_not_take_the_place_of_t
     go.set()
     thread.join(30)
     assert saved == [False]
+
+
+@pytest.mark.parametrize("call", ["save", "load"])
+def test_an_interrupt_comes_out_as_an_interrupt(url, call):
+    interrupts = iter([])
+
+    def tap(what, act):
+        if what.operation in ("open_upload", "get_range", "read_boxes") and next(interrupts, False):
+            raise KeyboardInterrupt
+        return act()
+
+    store = TappedStore(open_store(url), tap)
+    writer, target = sw.CkptStoreWriter(store), {"w": torch.zeros(1000)}
+    if call == "load":
+        sw.save(STATE, checkpoint_id="a", storage_writer=writer)
+    interrupts = iter([True])
+    calls = {
+        "save": lambda: sw.save(STATE, checkpoint_id="a", storage_writer=writer),
+        "load": lambda: sw.load(target, storage_reader=sw.CkptStoreReader(store)),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        calls[call]()
+    sw.save(STATE, checkpoint_id="b", storage_writer=writer)
+    sw.load(target, storage_reader=sw.CkptStoreReader(store))
+    assert same(target, STATE)
+
+
+def test_keys_of_several_types_are_loaded_back(url):
+    sw.save(
+        {1: torch.ones(3), "epoch": 7, "m": torch.ones(3)}, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(url)
+    )
+    target = {1: torch.zeros(3), "epoch": 0, "m": torch.zeros(3)}
+    sw.load(target, storage_reader=sw.CkptStoreReader(url))
+    assert same(target, {1: torch.ones(3), "epoch": 7, "m": torch.ones(3)})
+
+
+def test_a_save_that_is_committed_and_does_not_end_says_so(url, monkeypatch):
+    """DCP still waits for a rank after the commit: there is nothing to return, and nothing to save again."""
+    monkeypatch.setattr(outstanding, "DECIDING_SECONDS", 0.1)
+    gate = Gate(0.1)
+    gate.pass_through()
+    save = Outstanding(Description(), gate, is_root=True, by_process=False)
+    save.save = Save("id", "a", Description(), RunLog.create(open_store(url)), Peers(0, 1), gate, committed=3)
+    future = Future()
+    save.adopt(future, lambda *_: None, planner=None)
+    assert future.exception() is None
+    with pytest.raises(StalledError, match="committed in slot 3"):
+        future.result()
+    future.set_result(None)
+
+
+def test_calls_of_several_threads_on_one_writer_go_one_after_the_other(url):
+    writer, futures = sw.CkptStoreWriter(url), []
+
+    def save(number):
+        state = {"w": torch.full((1000,), float(number))}
+        futures.append((number, sw.async_save(state, checkpoint_id=f"s{number}", storage_writer=writer)))
+        state["w"].fill_(-1)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [future.exception(30) for _, future in futures] == [None] * 6
+    assert sorted(commits(url)) == [f"s{number}" for number in range(6)]
+    for number in range(6):
+        target = {"w": torch.zeros(1000)}
+        sw.load(target, checkpoint_id=f"s{number}", storage_reader=sw.CkptStoreReader(url))
+        assert float(target["w"][0]) == number
+
+
+def test_a_fork_does_not_wait_for_a_save_of_its_parent(tmp_path):
+    store = Gated(open_store(str(tmp_path)))
+    writer = sw.CkptStoreWriter(store)
+    future = sw.async_save(STATE, checkpoint_id="a", storage_writer=writer)
+    child = os.fork()
+    if not child:
+        began = time.monotonic()
+        try:
+            writer.wait()
+            writer.close()
+            os._exit(0 if time.monotonic() - began < 5 else 1)
+        finally:
+            os._exit(2)
+    deadline, ended = time.monotonic() + 20, (0, 0)
+    while ended[0] == 0 and time.monotonic() < deadline:
+        ended = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.05)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+    assert ended == (child, 0)
+    store.gate.set()
+    future.result(30)
+    writer.close()
+
+
+def interrupted_before_they_met(root, which):
+    """Interrupt one rank before it meets the other; return what each call raised, all saves having one name."""
+    writer, rank = sw.CkptStoreWriter(root, agree_timeout_seconds=5), dist.get_rank()
+    heard = []
+    for number in range(4):
+        state = {f"x{rank}": torch.full((10,), float(number)), "same": torch.full((10,), float(number))}
+        settle = writer._session.settle
+        if rank == which and number == 1:
+
+            def interrupted(_):
+                raise KeyboardInterrupt
+
+            writer._session.settle = interrupted
+        try:
+            sw.async_save(state, checkpoint_id="last", storage_writer=writer).result(30)
+            heard.append(None)
+        except (KeyboardInterrupt, CkptStoreError) as error:
+            heard.append(type(error).__name__)
+        writer._session.settle = settle
+    writer.close()
+    return heard
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_ranks_of_which_one_was_interrupted_meet_in_the_same_call_again(gang, tmp_path, which):
+    heard = gang.values(2, interrupted_before_they_met, str(tmp_path), which)
+    assert heard[which] == [None, "KeyboardInterrupt", None, None]
+    assert heard[1 - which] == [None, "DisagreementError", None, None]
+    target = {name: torch.zeros(10) for name in ("x0", "x1", "same")}
+    sw.load(target, storage_reader=sw.CkptStoreReader(str(tmp_path)))
+    assert same(target, {name: torch.full((10,), 3.0) for name in target})
