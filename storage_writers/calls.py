@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
@@ -16,12 +18,12 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from ckptstore.events import SaveSkipped, tell
 from storage_writers.given import check_given, naming_what_cannot_be_copied, whole
-from storage_writers.outstanding import SaveFuture, SkippedSave, WatchedFuture
+from storage_writers.outstanding import SaveFuture, SkippedSave
 from storage_writers.planners import StrictLoadPlanner
 from storage_writers.reader import CkptStoreReader
 from storage_writers.save_planner import SavePlanner
 from storage_writers.session import SaveSession, explain
-from storage_writers.survivors import cause, is_loss
+from storage_writers.survivors import cause, interrupt_of, is_loss
 from storage_writers.writer import CkptStoreWriter
 
 
@@ -41,14 +43,19 @@ def save(
         Exception: What a `state_dict()` of the user's raised, on the ranks where it did; the others miss them.
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
-        KeyboardInterrupt: It came to this rank once the save was committed; a note says in which slot.
+        KeyboardInterrupt: It came to this rank. Once the save was committed, a note says in which slot.
 
     If killed: see `CkptStoreWriter.finish`.
     """
     check_given(state_dict, storage_writer, CkptStoreWriter)
     session = _session(storage_writer)
     session.forget()
-    plain = _plain_to_save(state_dict, session)
+    try:
+        session.count()
+        plain = _plain(state_dict)
+    except BaseException:
+        session.descriptions.take()  # it was said of this save
+        raise
     try:
         return cast(
             "Metadata",
@@ -62,6 +69,7 @@ def save(
             ),
         )
     except (CheckpointException, RuntimeError) as failed:
+        _raise_interrupt(failed, process_group, no_dist=no_dist)
         ours = explain(failed, session.save)
         if ours is None:
             raise
@@ -86,6 +94,7 @@ def load(
         Exception: What a `state_dict()` or `load_state_dict()` of the user's raised, on the ranks where it did.
         CkptStoreError: The gravest of ours; its `rank` stands in the facts.
         CheckpointException: Only others failed.
+        KeyboardInterrupt: It came to this rank. Targets may hold a mixture.
     """
     check_given(state_dict, storage_reader, CkptStoreReader)
     session = storage_reader._session  # noqa: SLF001  (its other side is here)
@@ -102,11 +111,12 @@ def load(
             no_dist=no_dist,
         )
     except (CheckpointException, RuntimeError) as failed:
+        _raise_interrupt(failed, process_group, no_dist=no_dist)
         ours = session.lost() if is_loss(failed) else cause(failed)
         if ours is None:
             raise
         raise ours from failed
-    for key in sorted(elements):
+    for key in sorted(elements, key=str):  # on all ranks in one order: a module may call collectives
         if _is_stateful(elements[key]):
             elements[key].load_state_dict(plain[key])
         else:
@@ -150,25 +160,27 @@ def async_save(
     check_given(state_dict, storage_writer, CkptStoreWriter)
     session = _session(storage_writer)
     session.forget()
-    if not session.settle(session.limits.when_busy):
-        session.descriptions.take()  # it was said of this save
-        name = None if checkpoint_id is None else str(checkpoint_id)
-        tell(storage_writer._observer, SaveSkipped(name))  # noqa: SLF001  (its other side is here)
-        return SkippedSave()
-    group = process_group if process_group is not None else storage_writer.process_group
-    with session.settled(), session.refusing():
-        plain = _plain_to_save(state_dict, session)
-        with naming_what_cannot_be_copied(plain):
-            future = state_dict_saver.async_save(
-                plain,
-                checkpoint_id=checkpoint_id,
-                storage_writer=storage_writer,
-                planner=planner or SavePlanner(),
-                process_group=group,
-            )
-    assert isinstance(future, WatchedFuture)  # noqa: S101  (the writer stages, and adopts it)
-    future.__class__ = SaveFuture
-    return cast("SaveFuture", future)
+    description = session.descriptions.take()
+    with session.turn():
+        if not session.settle(session.limits.when_busy):
+            name = None if checkpoint_id is None else str(checkpoint_id)
+            tell(storage_writer._observer, SaveSkipped(name))  # noqa: SLF001  (its other side is here)
+            return SkippedSave()
+        planner = planner or SavePlanner()
+        with session.asking(description) as save:
+            plain = _plain(state_dict)
+            with naming_what_cannot_be_copied(plain):
+                future = state_dict_saver.async_save(
+                    plain,
+                    checkpoint_id=checkpoint_id,
+                    storage_writer=storage_writer,
+                    planner=planner,
+                    process_group=process_group if process_group is not None else storage_writer.process_group,
+                )
+            save.adopt(cast("Future[Metadata]", future), explain, planner=planner, kind=SaveFuture)
+            if not session.fences:
+                session.fence()
+        return cast("SaveFuture", future)
 
 
 def wait(storage_writer: CkptStoreWriter, *, seconds: float | None = None) -> None:
@@ -184,6 +196,14 @@ def wait(storage_writer: CkptStoreWriter, *, seconds: float | None = None) -> No
     _session(storage_writer).wait(seconds)
 
 
+def _raise_interrupt(failed: BaseException, process_group: ProcessGroup | None, *, no_dist: bool) -> None:
+    """Raise what interrupted this rank, if that is what failed: DCP wraps it like any failure."""
+    alone = no_dist or not (dist.is_available() and dist.is_initialized())
+    interrupt = interrupt_of(failed, 0 if alone else dist.get_rank(process_group))
+    if interrupt is not None:
+        raise interrupt from failed
+
+
 def _session(storage_writer: CkptStoreWriter) -> SaveSession:
     return storage_writer._session  # noqa: SLF001  (its other side is here)
 
@@ -196,11 +216,3 @@ def _plain(state_dict: dict[str, Any]) -> dict[str, Any]:
 def _is_stateful(value: Any) -> bool:
     """Ask tensors nothing: of 50,000 it takes half a second whether they have a protocol's methods."""
     return not isinstance(value, torch.Tensor) and isinstance(value, Stateful)
-
-
-def _plain_to_save(state_dict: dict[str, Any], session: SaveSession) -> dict[str, Any]:
-    try:
-        return _plain(state_dict)
-    except BaseException:
-        session.descriptions.take()  # it was said of this save
-        raise

@@ -1,23 +1,22 @@
-"""One background save of this rank: from the staging of its state until somebody was told how it ended."""
+"""One background save of this rank: from the moment it is asked for until somebody was told how it ended."""
 
 from __future__ import annotations
 
-import inspect
-import sys
+import contextlib
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
-from ckptstore.clock import SystemClock
 from ckptstore.errors import CkptStoreError, CommitUnknownError, StalledError
 from ckptstore.protocol.attempt import Description
 from storage_writers import exits, worker
+from storage_writers.dcp_frames import unknown_torch
+from storage_writers.gates import Gate
 
 if TYPE_CHECKING:
     from storage_writers.saving import Save
@@ -30,82 +29,33 @@ GRACE_SECONDS = 1.0
 DECIDING_SECONDS = 150.0
 """How long a commit that was sent in time may take to be decided: longer than the log tries."""
 
-_CLOCK = SystemClock()
-_ASYNC_SAVE = inspect.unwrap(state_dict_saver.async_save).__code__
-
-
-def call_of_dcp() -> Mapping[str, Any]:
-    """Return the variables of DCP's `async_save` that is calling us on this thread; none if it is not.
-
-    It tells a stager neither how it will save nor of the future in which the save ends, and nobody else hears of a
-    failure.
-    """
-    frame = sys._getframe(1)  # noqa: SLF001  (the documented way to the stack)
-    while frame.f_code is not _ASYNC_SAVE:
-        if frame.f_back is None:
-            return {}
-        frame = frame.f_back
-    return frame.f_locals
-
-
-class Gate:
-    """Whether a save may commit: decided once, between the thread that commits and the one that gives the save up.
-
-    Args:
-        seconds: From now on, in which it may.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.deadline = _CLOCK.monotonic() + seconds
-        self._lock = threading.Lock()
-        self._passed = self._closed = False
-
-    def left(self) -> float:
-        """Return the seconds left."""
-        return self.deadline - _CLOCK.monotonic()
-
-    def pass_through(self) -> None:
-        """Decide for the commit, or find that it is too late.
-
-        Raises:
-            StalledError: The time is over, or somebody gave the save up. Nothing was sent.
-        """
-        with self._lock:
-            if self._passed:
-                return
-            if self._closed or self.left() <= 0:
-                self._closed = True
-                raise StalledError(
-                    f"The save was not ready to commit within {self.seconds:g} s. Nothing was committed.",
-                    hint="Raise commit_timeout_seconds, or save less at a time.",
-                )
-            self._passed = True
-
-    def close(self) -> bool:
-        """Decide against the commit; return False if it was sent before."""
-        with self._lock:
-            self._closed = not self._passed
-            return self._closed
-
 
 class Outstanding:
     """A background save, as the thread that asked for it sees it.
 
     Args:
         description: What it records.
-        staged: The copy of its state.
         gate: Whether it may commit still.
         is_root: This rank commits.
         by_process: Another process saves.
+        generation: Of what its ranks meet in, and what is left behind when it is given up.
+        number: Of the call that asked for it, as this rank counts them.
     """
 
     def __init__(
-        self, description: Description, staged: Staged, *, gate: Gate, is_root: bool, by_process: bool
+        self,
+        description: Description,
+        gate: Gate,
+        *,
+        is_root: bool,
+        by_process: bool,
+        generation: int = 0,
+        number: int = 0,
     ) -> None:
         self.description, self.gate, self.by_process = description, gate, by_process
-        self.staged: Staged | None = staged
-        self.is_root = is_root
+        self.is_root, self.generation, self.number = is_root, generation, number
+        self.staged: Staged | None = None
+        """The copy of its state, from the staging on."""
         self.save: Save | None = None
         """What the ranks agreed on, once they have."""
         self.future: Future[Metadata] | None = None
@@ -113,34 +63,68 @@ class Outstanding:
         """How it ended; ours where it is one of ours."""
         self.worker_lost = False
         """Whether the process that saved cannot save again."""
-        self._asked_on: int | None = threading.get_ident()
+        self._others: set[threading.Thread] | None = {*threading.enumerate(), threading.current_thread()}
         self._raw: BaseException | None = None
         self._planner: object = None
         self._told = False
         self._ended = threading.Event()
+        self._lock = threading.Lock()
 
     def begin(self) -> bool:
-        """Return True, once, to the thread that runs the save: another one than asked for it."""
-        if self._asked_on in (None, threading.get_ident()):
-            return False
-        self._asked_on = None
-        return True
+        """Return True, once, to the thread that runs the save: one that was not there when it was asked for."""
+        with self._lock:
+            if self._others is None or threading.current_thread() in self._others:
+                return False
+            self._others = None
+            return True
+
+    @contextlib.contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Refuse the save with what is raised, which goes to whoever asked for it."""
+        try:
+            yield
+        except BaseException as error:
+            self.refuse(error)
+            raise
+
+    def refuse(self, error: BaseException) -> None:
+        """Let nothing of it be committed, if it is not too late: who asked for it heard of an error, and goes on.
+
+        So the state may change from now on. A save that has begun is outstanding until it ends; its rank fails before
+        anything is committed, unless it has read everything by now.
+        """
+        self.gate.close()
+        self.tell()
+        with self._lock:
+            if self.future is not None or self._others is None or self.ended:
+                return
+            self.error = error
+        self.drop_state()
+        self._ended.set()
 
     @property
     def name(self) -> str:
         """The checkpoint's, for people."""
         return f"the save of {self.save.name}" if self.save is not None else "an async save"
 
-    def adopt(self, future: Future[Metadata], explain: Explain, *, planner: object) -> None:
+    def adopt(
+        self, future: Future[Metadata], explain: Explain, *, planner: object, kind: type[WatchedFuture] | None = None
+    ) -> None:
         """Follow DCP's future; from now on it notes who asks it.
 
         Args:
             future: In which the save ends.
             explain: Returns our error in what DCP raised.
             planner: Of this save, if the caller gave one: it keeps the state.
+            kind: What it becomes.
+
+        Raises:
+            UnsupportedError: It is none: this torch is not known.
         """
         self._planner = planner
-        future.__class__ = WatchedFuture
+        if not isinstance(future, Future):
+            raise unknown_torch()
+        future.__class__ = kind or WatchedFuture
         assert isinstance(future, WatchedFuture)  # noqa: S101  (it is one now)
         self.future, future.outstanding = future, self
         exits.watch(self)
@@ -149,17 +133,18 @@ class Outstanding:
     def _end(self, explain: Explain) -> None:
         """Note how it ended, and drop every reference to the state before anybody else is called back."""
         assert self.future is not None  # noqa: S101  (this is its callback)
-        error = self._raw = Future.exception(self.future)
-        if error is not None:
+        error = self.error = self._raw = Future.exception(self.future)
+        with contextlib.ExitStack() as last:  # what a callback raises is logged, and nobody hears of it
+            last.callback(self._ended.set)
+            last.callback(self.drop_state)
+            if error is None:
+                exits.forget(self)
+                return
             ours = explain(error, self.save) or (worker.explained(error, self) if self.by_process else None)
             if ours is not None and ours is not error and ours.__cause__ is None:
                 ours.__cause__ = error
             self.error = ours or error
             let_go(error)
-        else:
-            exits.forget(self)
-        self.drop_state()
-        self._ended.set()
 
     def drop_state(self) -> None:
         """Give the memory back."""
@@ -215,25 +200,27 @@ class Outstanding:
 
     def _give_up(self) -> BaseException | None:
         what, seconds = self.name, self.gate.seconds
-        if self.by_process:
-            worker.kill()  # it cannot commit any longer; its end comes through the future
-            if self._ended.wait(GRACE_SECONDS):
-                return self.error
+        if self.by_process:  # the gate that counts was there: a record may be on its way, or have arrived
+            worker.kill()
+            closed, patience = False, GRACE_SECONDS
+        else:
+            closed = self.gate.close()
+            patience = DECIDING_SECONDS if self.is_root and not closed else 0.0
+        if self._ended.wait(patience):
+            return self.error
         if not self.is_root:
             return StalledError(
                 f"{what} has not ended within {seconds:g} s and was given up. Rank 0 knows whether it was committed.",
                 hint="Call writer.wait() on all ranks; `ckptstore ls URL` lists what is committed.",
             )
-        if self.gate.close():
+        if closed:
             return StalledError(
                 f"{what} was not committed within {seconds:g} s and was given up; it never will be.",
                 hint="Look at what the store is doing, with `ckptstore doctor URL`, and save again.",
             )
-        if self._ended.wait(DECIDING_SECONDS):
-            return self.error
         if self.save is not None and self.save.is_committed:
             return None
-        return CommitUnknownError(f"{what} was being committed when its {seconds:g} s were over, and has not ended.")
+        return CommitUnknownError(f"{what} had not ended when its {seconds:g} s were over. It may have been committed.")
 
 
 class WatchedFuture(Future[Metadata]):
@@ -254,6 +241,13 @@ class WatchedFuture(Future[Metadata]):
         error = self.exception(timeout)
         if error is not None:
             raise error
+        save = self.outstanding.save
+        if not super().done() and save is not None:
+            raise StalledError(
+                f"The save of {save.name} was committed in slot {save.committed}, and has not ended.",
+                hint="Delete nothing: the checkpoint is there. Run `ckptstore ls URL`.",
+                seq=save.committed,
+            )
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

@@ -19,11 +19,18 @@ from ckptstore.protocol.claim import Incarnation
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from storage_writers import agreement, ranks, survivors
-from storage_writers.outstanding import Gate
+from storage_writers.gates import Gate
 from storage_writers.planning import name_and_step
 from storage_writers.staging import Staged
 
-_AGREED = ("the checkpoint's name", "the global step", "the world size", "the run's root", "the run")
+_AGREED = (
+    "the checkpoint's name",
+    "the global step",
+    "the world size",
+    "the run's root",
+    "the run",
+    "the number of the call",
+)
 _IDS = SystemIds()
 
 
@@ -75,13 +82,14 @@ class Save:
         return survivors.lost_in_save(peers, self.name, self.committed)
 
 
-def agreed(
+def agreed(  # noqa: PLR0913  (what a save is)
     peers: ranks.Peers,
     checkpoint_id: str | os.PathLike[str] | None,
     description: Description,
     place: Callable[[], tuple[str, RunLog]],
     *,
     gate: Gate,
+    number: int,
     seconds: float,
 ) -> Save:
     """Let all ranks agree on what is saved and where, or raise the same on all.
@@ -92,6 +100,7 @@ def agreed(
         description: What this rank says of the save.
         place: Returns the root and the run's log, as this rank reads it; rank 0 goes first.
         gate: Of this save.
+        number: Of the call that asked for it, as this rank counts them.
         seconds: How long a rank that does not come is waited for.
 
     Raises:
@@ -101,10 +110,11 @@ def agreed(
 
     def mine() -> list[object]:
         nonlocal said
+        gate.check()
         name, step = name_and_step(checkpoint_id, description.global_step)
         root, log = place()
         said = name, dataclasses.replace(description, global_step=step), log
-        return [name, step, peers.world_size, root, log.run]
+        return [name, step, peers.world_size, root, log.run, number]
 
     def judge(proposals: Sequence[list[object]]) -> str:
         agreement.same(_AGREED, proposals)

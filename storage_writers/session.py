@@ -9,44 +9,25 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from ckptstore.errors import CkptStoreError, UnsupportedError
+from ckptstore.errors import CkptStoreError, StalledError, UnsupportedError
 from ckptstore.events import Observer, SaveAbandoned, silent, tell
-from ckptstore.options import check_counts, check_seconds
 from ckptstore.protocol.attempt import Description
 from ckptstore.protocol.log import RunLog
 from storage_writers import environment, ranks, settling, survivors, worker
-from storage_writers.agreement import agree, in_our_words, work_seconds
+from storage_writers.agreement import agree, work_seconds
+from storage_writers.dcp_frames import future_and_planner, saves_by_process
 from storage_writers.describing import Descriptions
-from storage_writers.outstanding import Gate, Outstanding, call_of_dcp
+from storage_writers.gates import Gate
+from storage_writers.outstanding import GRACE_SECONDS, Outstanding
 from storage_writers.saving import Save, agreed
-from storage_writers.settling import MAX_GIVEN_UP, End, Verdict, WhenBusy, check_when_busy
+from storage_writers.settling import MAX_GIVEN_UP, End, Limits, Verdict, WhenBusy
 from storage_writers.staging import StagingPool
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What bounds the saves of a writer. See `CkptStoreWriter`."""
-
-    when_busy: WhenBusy = "wait"
-    busy_timeout_seconds: float = 1800.0
-    commit_timeout_seconds: float = 3600.0
-    staging_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        check_when_busy(self.when_busy)
-        check_seconds(
-            busy_timeout_seconds=self.busy_timeout_seconds, commit_timeout_seconds=self.commit_timeout_seconds
-        )
-        if self.staging_bytes is not None and self.staging_bytes != 0:
-            check_counts(staging_bytes=self.staging_bytes)
+from storage_writers.tracks import Track, track_of
 
 
 class SaveSession:
@@ -80,11 +61,11 @@ class SaveSession:
         """How many optimizers wait for the staging by themselves."""
         self._observer = observer
         self._pool: StagingPool | None = None
-        self._refused: BaseException | None = None
-        self._given_up: list[Outstanding] = []
-        self._generation = 0
-        self._has_staged = False
+        self._alone = Track()
+        self._has_asked = False
         self._here = threading.local()
+        self._turn = threading.RLock()
+        self._process = os.getpid()
 
     @property
     def save(self) -> Save | None:
@@ -95,12 +76,50 @@ class SaveSession:
     def forget(self) -> None:
         """Let go of what this thread saved before, so that `explain` speaks of nothing but the save that begins now."""
         self._here.save = None
+        self._leave_parent()
+
+    def _leave_parent(self) -> None:
+        """Have nothing to do, after a fork, with a save of the process that was forked: its threads are not here."""
+        if self._process != os.getpid():
+            self._process, self._turn, self._alone = os.getpid(), threading.RLock(), Track()
+            self._pool = self.outstanding = None
+            self._has_asked = False
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let calls of several threads go one after the other, and count them.
+
+        Raises:
+            StalledError: The one of another thread does not end.
+        """
+        self._leave_parent()
+        seconds, turn = self.limits.busy_timeout_seconds, self._turn
+        if not turn.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            raise StalledError(
+                f"A call of this writer on another thread has not ended within {seconds:g} s.",
+                hint="Save from one thread, or look at what the store is doing.",
+            )
+        try:
+            self.count()
+            yield
+        finally:
+            turn.release()
+
+    def count(self) -> None:
+        """Count a call: after an interrupt on one rank, two ranks may otherwise meet in different ones."""
+        self._meeting()[1].calls += 1
 
     def peers(self) -> ranks.Peers:
         """Return who saves together, as it is now."""
+        return self._meeting()[0]
+
+    def _meeting(self) -> tuple[ranks.Peers, Track]:
+        """Return who saves together, and the track of their saves."""
         peers = ranks.peers_of(self.group, one_rank=self._one_rank)
+        track = track_of(peers, alone=self._alone)
         # A save that was given up may still be asking under the names that it knows.
-        return dataclasses.replace(peers, channel=f"{peers.channel}/{self._generation}") if self._generation else peers
+        channel = f"{peers.channel}/{track.generation}" if track.generation else peers.channel
+        return dataclasses.replace(peers, channel=channel), track
 
     def begin(
         self, checkpoint_id: str | os.PathLike[str] | None, place: Callable[[ranks.Peers], tuple[str, RunLog]]
@@ -117,71 +136,86 @@ class SaveSession:
         if staged is not None:
             description, gate = staged.description, staged.gate
         else:
-            self.wait()
-            description, gate = self.descriptions.take(), Gate(self.limits.commit_timeout_seconds)
+            description = self.descriptions.take()
+            if self._has_asked or self._meeting()[1].used:
+                self.settle("wait")
+            gate = Gate(self.limits.commit_timeout_seconds)
         peers = self.peers()
-        save = agreed(peers, checkpoint_id, description, lambda: place(peers), gate=gate, seconds=self.seconds)
+        number = staged.number if staged is not None else self._meeting()[1].calls
+        save = agreed(
+            peers, checkpoint_id, description, lambda: place(peers), gate=gate, number=number, seconds=self.seconds
+        )
         if staged is not None:
             save.staged, staged.save = staged.staged, save
         self._here.save = save
         return save
 
+    @contextlib.contextmanager
+    def asking(self, description: Description) -> Iterator[Outstanding]:
+        """Begin a background save of this thread, once the ranks have settled; refuse it with what is raised."""
+        self._here.asked = save = self._ask(description, by_process=False)
+        try:
+            with save.refusing():
+                yield save
+        finally:
+            self._here.asked = None
+
+    def _ask(self, description: Description, *, by_process: bool) -> Outstanding:
+        peers, track = self._meeting()
+        self.outstanding = track.last = Outstanding(
+            description,
+            Gate(self.limits.commit_timeout_seconds),
+            is_root=peers.rank == 0,
+            by_process=by_process,
+            generation=track.generation,
+            number=track.calls,
+        )
+        self._has_asked = track.used = True
+        return self.outstanding
+
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Begin to copy a state for the save that DCP begins next; see `CkptStoreWriter.stage`."""
-        if not getattr(self._here, "settled", False):
+        save: Outstanding | None = getattr(self._here, "asked", None)
+        if save is None:
+            by_process, description = saves_by_process(), self.descriptions.take()
             # DCP cannot be told that there is nothing to save.
             self.settle("raise" if self.limits.when_busy == "skip" else self.limits.when_busy)
-        description = self.descriptions.take()
-        by_process = call_of_dcp().get("async_checkpointer_type") is AsyncCheckpointerType.PROCESS
-        seconds = self.limits.commit_timeout_seconds
-        with self.refusing():
+            save = self._ask(description, by_process=by_process)
+        with save.refusing():
             if self._pool is None:
                 self._pool = StagingPool(
-                    staging_bytes=self.limits.staging_bytes, local_ranks=environment.ranks_here(), shared=by_process
+                    staging_bytes=self.limits.staging_bytes,
+                    local_ranks=environment.ranks_here(),
+                    shared=save.by_process,
                 )
-            staged = self._pool.stage(state_dict)
-            if by_process:
-                _hand_over(staged, seconds)
-        self.outstanding = Outstanding(
-            description, staged, gate=Gate(seconds), is_root=self.peers().rank == 0, by_process=by_process
-        )
+            save.staged = staged = self._pool.stage(state_dict)
+            if save.by_process:
+                _hand_over(staged, self.limits.commit_timeout_seconds)
         return staged.state
 
-    def follow(self) -> None:
-        """Learn of the future that DCP, which is calling us, has made for the save that was staged."""
-        staged = self.outstanding
-        if staged is not None and staged.future is None:
-            call = call_of_dcp()
-            if isinstance(future := call.get("upload_future"), Future):
-                staged.adopt(future, explain, planner=call.get("planner"))
+    def follow(self) -> bool:
+        """Learn of the future of the save that DCP, which is calling us, has begun; return whether it waits for us."""
+        if getattr(self._here, "asked", None) is not None:
+            return False  # whoever asks will have the future, and waits then
+        save = self.outstanding
+        if save is not None and save.future is None:
+            with save.refusing():
+                future, planner = future_and_planner()
+                save.adopt(future, explain, planner=planner)
+        return not self.fences
 
     def fence(self) -> None:
-        """Wait until the caller's tensors may be changed."""
-        staged = self.outstanding.staged if self.outstanding is not None else None
-        if staged is not None:
-            staged.fence(seconds=self.limits.commit_timeout_seconds)
+        """Wait until the caller's tensors may be changed; who does not hear that they may has refused the save."""
+        save = self.outstanding if self._process == os.getpid() else None
+        staged = save.staged if save is not None else None
+        if save is not None and staged is not None:
+            with save.refusing():
+                staged.fence(seconds=round(max(0.0, save.gate.left() + GRACE_SECONDS), 1))
 
-    @contextlib.contextmanager
-    def refusing(self) -> Iterator[None]:
-        """Note what is raised: whoever asks here was told by it why the save of all ranks fails."""
-        try:
-            yield
-        except BaseException as error:
-            self._refused, self._has_staged = error, True
-            raise
-        self._has_staged = True
+    def settle(self, when_busy: WhenBusy) -> bool:
+        """Let all ranks do the same about the last background save before another begins. Collective.
 
-    @contextlib.contextmanager
-    def settled(self) -> Iterator[None]:
-        """Let `stage` on this thread go ahead: the ranks have met."""
-        self._here.settled = True
-        try:
-            yield
-        finally:
-            self._here.settled = False
-
-    def settle(self, when_busy: WhenBusy, *, seconds: float | None = None) -> bool:
-        """Let all ranks do the same about the last background save. Collective.
+        It may be another writer's. How that ended is for that one to say.
 
         Returns:
             Whether it has ended; False only if a save is to be skipped.
@@ -190,22 +224,40 @@ class SaveSession:
             StalledError: It has not ended in time, on some rank.
             BusyError: It has not ended, and that is to be raised.
             DisagreementError: A rank did not come. It is outstanding still.
-            CkptStoreError: It failed, and no rank where it did was told; the same on all ranks.
+            CkptStoreError: This writer's failed, and no rank where it did was told; the same on all ranks.
         """
-        limit = self.limits.busy_timeout_seconds if seconds is None else seconds
-        last = self._last(limit if when_busy == "wait" else 0.0)
-        peers = self.peers()
-        peers = dataclasses.replace(peers, channel=f"{peers.channel}/wait")
-        within = self.seconds + work_seconds(peers)
-        self._conclude(
-            verdict := agree(peers, lambda: last, lambda ends: settling.judge(ends, when_busy, limit), seconds=within)
-        )
-        return not verdict.busy
+        other = self._meeting()[1].last
+        return self._settle(when_busy, self.limits.busy_timeout_seconds, None if other is self.outstanding else other)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait for the last background save, if there ever was one; see `settle`."""
-        if self._has_staged:
-            self.settle("wait", seconds=seconds)
+        """Wait for this writer's last background save, if there ever was one; see `settle`."""
+        self._leave_parent()
+        if self._has_asked:
+            with self.turn():
+                self._settle("wait", self.limits.busy_timeout_seconds if seconds is None else seconds, None)
+
+    def _settle(self, when_busy: WhenBusy, limit: float, other: Outstanding | None) -> bool:
+        peers, track = self._meeting()
+        # A group that the caller gave cannot be made anew, and a save that was given up may be in it.
+        allowed = 1 if self.group is not None and self.group.size() > 1 else MAX_GIVEN_UP
+        held, seconds = track.held() / allowed, limit if when_busy == "wait" else 0.0
+        before, last = (settling.end_of(save, seconds=seconds, held=held) for save in (other, self.outstanding))
+        mine = track.calls, before, last
+        meeting = dataclasses.replace(peers, channel=f"{peers.channel}/wait")
+        within = self.seconds + work_seconds(peers)
+
+        def judge(of_ranks: Sequence[tuple[int, End, End]]) -> Verdict:
+            calls, others, ours = zip(*of_ranks, strict=True)
+            return settling.apart(calls) or settling.judge(ours, when_busy, limit, before=others)
+
+        verdict = Verdict(latest=track.calls)
+        while verdict.latest == track.calls:  # who is ahead waits until the others come to the same call
+            verdict = agree(meeting, lambda: mine, judge, seconds=within)
+        if not verdict.busy:
+            self._conclude(verdict, track, other)
+        elif verdict.error is not None:
+            raise verdict.error
+        return not verdict.busy
 
     def close(self) -> None:
         """Wait for the last background save, and free the memory in which states were staged; see `settle`."""
@@ -216,47 +268,38 @@ class SaveSession:
                 pool, self._pool = self._pool, None
                 pool.close()
 
-    def _last(self, seconds: float) -> End:
-        self._given_up = [save for save in self._given_up if not save.ended]
-        # A group that the caller gave cannot be made anew, and a save that was given up may be in it.
-        allowed = 1 if self.group is not None and self.group.size() > 1 else MAX_GIVEN_UP
-        held = len(self._given_up) / allowed
-        if self._refused is not None:
-            return End(error=in_our_words(self._refused, "A save was not begun"), told=True, held=held)
-        return settling.end_of(self.outstanding, seconds=seconds, held=held)
-
-    def _conclude(self, verdict: Verdict) -> None:
+    def _conclude(self, verdict: Verdict, track: Track, other: Outstanding | None) -> None:
         """Do what all ranks do."""
-        last = self.outstanding
-        if not verdict.busy:
-            self.outstanding = self._refused = None
-            if last is not None:
-                last.tell()
-                if last.future is None:
-                    last.drop_state()
-            if verdict.worker_lost:
-                worker.forget()
-            if verdict.given_up:
-                self._leave_behind(last)
+        last, self.outstanding = self.outstanding, None
+        if track.last in (last, other):
+            track.last = None
+        if last is not None:
+            last.tell()
+        if verdict.worker_lost:
+            worker.forget()
+        if verdict.given_up:
+            self._leave_behind(track, last, other)
         if verdict.error is None:
             return
         cause = last.error if last is not None else None
         raise verdict.error from (verdict.error.__cause__ if cause is verdict.error else cause)
 
-    def _leave_behind(self, last: Outstanding | None) -> None:
+    def _leave_behind(self, track: Track, last: Outstanding | None, other: Outstanding | None) -> None:
         """Use nothing again that a save which was given up may still be using."""
-        self._generation += 1
         self._pool = self.log = None
-        ranks.leave_background_group()
+        saves = [save for save in (last, other) if save is not None]
+        if any(save.generation == track.generation for save in saves):
+            track.generation += 1
+            ranks.leave_background_group()
+        track.given_up += [save for save in saves if not save.ended and save not in track.given_up]
         if last is not None and not last.ended:
-            self._given_up.append(last)
-            name = last.save.name if last.save is not None else None
-            tell(self._observer, SaveAbandoned(name, last.gate.seconds))
+            tell(self._observer, SaveAbandoned(last.save.name if last.save is not None else None, last.gate.seconds))
 
     def __reduce__(self) -> tuple[object, ...]:
         # DCP sends the writer to the process that saves from a thread of its own.
         staged, limits, carried = self.outstanding, self.limits, None
         if staged is not None and staged.begin():
+            staged.gate.check()
             carried = staged.description
             limits = dataclasses.replace(limits, commit_timeout_seconds=max(staged.gate.left(), 0.001))
         return _copied, (self._one_rank, self.seconds, limits, carried)
@@ -272,7 +315,6 @@ def explain(error: BaseException, save: Save | None) -> CkptStoreError | None:
 def _hand_over(staged: Any, seconds: float) -> None:
     """Let another process read what is staged: all must be there, because it reads what it is sent at once."""
     if not staged.is_whole:
-        staged.end()
         raise UnsupportedError(
             "staging_bytes is less than the state, and another process that saves needs all of it.",
             hint="Leave staging_bytes out, or save in a thread (AsyncCheckpointerType.THREAD).",

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ckptstore.errors import BusyError, CkptStoreError, InvalidInputError, StalledError
+from ckptstore.errors import BusyError, CkptStoreError, DisagreementError, InvalidInputError, StalledError
+from ckptstore.options import check_counts, check_seconds
 from storage_writers.agreement import gravest, in_our_words
 from storage_writers.outstanding import Outstanding
 
@@ -26,6 +27,24 @@ def check_when_busy(when_busy: object) -> None:
             hint="Pass when_busy='wait', or leave it out.",
             option="when_busy",
         )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the saves of a writer. See `CkptStoreWriter`."""
+
+    when_busy: WhenBusy = "wait"
+    busy_timeout_seconds: float = 1800.0
+    commit_timeout_seconds: float = 3600.0
+    staging_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_when_busy(self.when_busy)
+        check_seconds(
+            busy_timeout_seconds=self.busy_timeout_seconds, commit_timeout_seconds=self.commit_timeout_seconds
+        )
+        if self.staging_bytes is not None and self.staging_bytes != 0:
+            check_counts(staging_bytes=self.staging_bytes)
 
 
 MAX_GIVEN_UP = 2
@@ -62,12 +81,14 @@ class Verdict:
         busy: The last save is outstanding still.
         given_up: It was given up; nothing that it holds is used again.
         worker_lost: The process that saves is replaced on all ranks.
+        latest: The call that the foremost ranks are in, where others are in an earlier one; those raise.
     """
 
     error: CkptStoreError | None = None
     busy: bool = False
     given_up: bool = False
     worker_lost: bool = False
+    latest: int | None = None
 
 
 def end_of(last: Outstanding | None, *, seconds: float, held: float) -> End:
@@ -80,8 +101,8 @@ def end_of(last: Outstanding | None, *, seconds: float, held: float) -> End:
     """
     if last is None:
         return End(held=held)
-    if last.future is None:  # DCP raised what was wrong, and did not save
-        return End(error=CkptStoreError("An async save was not begun."), told=True, held=held)
+    if last.future is None:  # DCP raised what was wrong
+        last.refuse(CkptStoreError("An async save was not begun."))
     try:
         error = last.wait(seconds)
     except TimeoutError:
@@ -90,17 +111,33 @@ def end_of(last: Outstanding | None, *, seconds: float, held: float) -> End:
     return End(error=ours, told=last.told, given_up=not last.ended, worker_lost=last.worker_lost, held=held)
 
 
-def judge(ends: Sequence[End], when_busy: WhenBusy, seconds: float) -> Verdict:
+def apart(calls: Sequence[int]) -> Verdict | None:
+    """Return what ranks do that meet in different calls, counted by each rank; None if it is one."""
+    latest = max(calls)
+    behind = [rank for rank, call in enumerate(calls) if call != latest]
+    if not behind:
+        return None
+    error = DisagreementError(
+        f"Ranks are in different calls: {len(calls) - len(behind)} in call {latest}, the others in an earlier one.",
+        hint="A call was interrupted on some ranks alone: it failed, and the next one meets again.",
+        ranks=behind,
+    )
+    return Verdict(error, busy=True, latest=latest)
+
+
+def judge(ends: Sequence[End], when_busy: WhenBusy, seconds: float, *, before: Sequence[End] = ()) -> Verdict:
     """Return what all ranks do about the last save.
 
     Args:
         ends: How it ended, by rank.
         when_busy: What to do if it has not, somewhere.
         seconds: How long it was waited for.
+        before: How another writer's ended, which is not told here; by rank.
     """
-    if not all(end.ended for end in ends):
-        return Verdict(_busy(ends, when_busy, seconds), busy=True)
-    given_up = any(end.given_up for end in ends)
+    for each in (before, ends):
+        if not all(end.ended for end in each):
+            return Verdict(_busy(each, when_busy, seconds), busy=True)
+    given_up = any(end.given_up for end in (*before, *ends))
     error = _owed(ends)
     if error is None and any(end.held >= 1 for end in ends):
         error = BusyError(
@@ -108,7 +145,7 @@ def judge(ends: Sequence[End], when_busy: WhenBusy, seconds: float) -> Verdict:
             hint="Restart this job: the store, or the file system under it, does not answer.",
             ranks=[rank for rank, end in enumerate(ends) if end.held >= 1],
         )
-    return Verdict(error, given_up=given_up, worker_lost=any(end.worker_lost for end in ends))
+    return Verdict(error, given_up=given_up, worker_lost=any(end.worker_lost for end in (*before, *ends)))
 
 
 def _busy(ends: Sequence[End], when_busy: WhenBusy, seconds: float) -> CkptStoreError | None:

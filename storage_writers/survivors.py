@@ -55,6 +55,12 @@ def cause(error: BaseException) -> CkptStoreError | None:
     return gravest(ours) if ours else None
 
 
+def interrupt_of(error: BaseException, rank: int) -> BaseException | None:
+    """Return the interrupt of this rank (a KeyboardInterrupt, say) in what DCP raised; None if there is none."""
+    failure = error.failures.get(rank) if isinstance(error, CheckpointException) else None
+    return None if failure is None or isinstance(failure[0], Exception | CheckpointException) else failure[0]
+
+
 def lost_in_save(peers: Peers, name: str, committed: int | None) -> CkptStoreError:
     """Return the error of a save that lost ranks; the same on all survivors.
 

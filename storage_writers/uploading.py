@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from ckptstore.clock import SystemClock
-from ckptstore.errors import StalledError
+from ckptstore.errors import BusyError, StalledError
 from ckptstore.events import Observer, ShardStored, UploadBegan, tell
 from ckptstore.format.shard import Shard, ShardLayout, StoredShard, lay_out
 from ckptstore.objectstore.port import ObjectStore
@@ -26,14 +26,31 @@ IMPATIENT = ("local", "memory", "fsspec")
 LOOK_SECONDS = 0.2
 ABORT_SECONDS = 5.0
 """How long an upload may take to be aborted when its save was interrupted."""
+MAX_HUNG = 2
+"""How many uploads into one store may hang at once, each with a thread and its part of the memory for transfers."""
 
 _CLOCK = SystemClock()
+_hung: list[tuple[str, threading.Thread]] = []
 
 
 def write_shard(
-    store: ObjectStore, plan: SavePlan, contents: Contents, *, options: TransferOptions, observer: Observer
+    store: ObjectStore,
+    plan: SavePlan,
+    contents: Contents,
+    *,
+    options: TransferOptions,
+    observer: Observer,
+    check: Callable[[], None],
 ) -> list[WriteResult]:
     """Send a rank's shard and return its receipt.
+
+    Args:
+        store: Rooted at the run.
+        plan: Of this rank.
+        contents: What it is read from.
+        options: How bytes are moved.
+        observer: Hears of it.
+        check: Raises if what is read may have changed since; asked before each chunk and after the last.
 
     Raises:
         CkptStoreError: It failed, and was aborted; what others raised is told by one of ours.
@@ -45,9 +62,17 @@ def write_shard(
     key = ticket.attempt.stem.shard_key(ticket.rank)
     layout = lay_out(contents.chunks)
     tell(observer, UploadBegan(key, layout.size))
-    bodies = (contents.pieces(index) for index in layout.order)
+
+    def bodies() -> Iterator[Iterable[Piece]]:
+        for index in layout.order:
+            check()
+            yield contents.pieces(index)
+        check()
+
     try:
-        shard = upload_watched(store, key, layout, bodies, rank=ticket.rank, options=options, lasting=contents.lasting)
+        shard = upload_watched(
+            store, key, layout, bodies(), rank=ticket.rank, options=options, lasting=contents.lasting
+        )
     except Exception as error:
         if (ours := in_our_words(error, f"The upload of {key} failed")) is error:
             raise
@@ -72,12 +97,14 @@ def upload_watched(  # noqa: PLR0913  (what `upload_shard` takes)
     call returns, then aborts; should the shard become whole all the same, nothing refers to it.
 
     Raises:
+        BusyError: Uploads that were given up hang in this store still.
         StalledError: Nothing moved for `stall_timeout_seconds`, what its bytes need at 1 MiB/s, and the time in which
             an engine tries again.
         CkptStoreError: What `upload_shard` raises.
 
     If killed: nothing under `key`, or the whole shard; perhaps an incomplete upload. Nothing refers to either.
     """
+    _check_hung(store)
     moving = _Moving(layout.size, store.engine, options)
     shard: Future[Shard] = Future()
 
@@ -97,13 +124,23 @@ def upload_watched(  # noqa: PLR0913  (what `upload_shard` takes)
         moving.give_up()
         if not isinstance(error, StalledError):  # an interrupt: leave nothing behind
             wait([shard], timeout=ABORT_SECONDS)
+        _hung.append((store.url, thread))
         raise
     thread.join()  # its frames hold the state, and can be let go of only when it has ended
     return shard.result()
 
 
+def _check_hung(store: ObjectStore) -> None:
+    _hung[:] = [(url, thread) for url, thread in _hung if thread.is_alive()]
+    if sum(url == store.url for url, _ in _hung) >= MAX_HUNG:
+        raise BusyError(
+            "Uploads that were given up have not ended, and hold threads and memory.",
+            hint="Restart this job: the store, or the file system under it, does not answer.",
+        )
+
+
 class _Moving:
-    """What moves, as the engine takes it.
+    """What moves, as the engine takes it. While the engine waits for more, nothing is watched.
 
     Args:
         size: Of the object.
@@ -118,6 +155,7 @@ class _Moving:
         self._in_flight = min(size, max(options.transfer_bytes, options.part_bytes_of(size)))
         self._size = size
         self._given_up = False
+        self._since: tuple[float, float] | None = None
         self._moved(self._in_flight)
 
     def _moved(self, pending_bytes: int) -> None:
@@ -129,7 +167,9 @@ class _Moving:
 
     def check(self, key: str) -> None:
         """Raise StalledError if nothing has moved for too long."""
-        since, limit = self._since
+        if (moved := self._since) is None:  # what is sent is still being copied, or computed, under limits of its own
+            return
+        since, limit = moved
         still = _CLOCK.monotonic() - since
         if still > limit:
             raise StalledError(
@@ -143,9 +183,11 @@ class _Moving:
         """Yield `bodies`, cut into parts, noting that they move."""
         for body in bodies:
             yield self._parts(body)
+            self._since = None
         self._moved(self._size)  # from here on the engine publishes: what it still holds, or syncs, may be all
 
     def _parts(self, body: Iterable[Piece]) -> Iterator[memoryview]:
+        self._since = None
         for piece in body:
             view = memoryview(piece)
             if not view.nbytes:
@@ -154,5 +196,7 @@ class _Moving:
             for start in range(0, flat.nbytes, self._part_bytes):
                 if self._given_up:
                     raise StalledError("This upload was given up before.")
-                yield flat[start : start + self._part_bytes]
                 self._moved(self._in_flight)
+                yield flat[start : start + self._part_bytes]
+            self._since = None
+        self._moved(self._in_flight)

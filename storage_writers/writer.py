@@ -32,8 +32,8 @@ from storage_writers.planning import Contents, Ticket, check_caching, check_item
 from storage_writers.receipts import received
 from storage_writers.roots import open_root
 from storage_writers.saving import Save, software
-from storage_writers.session import Limits, SaveSession
-from storage_writers.settling import WhenBusy
+from storage_writers.session import SaveSession
+from storage_writers.settling import Limits, WhenBusy
 from storage_writers.uploading import write_shard
 
 
@@ -155,15 +155,19 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         Raises:
             StalledError: The save before has not ended in time, or was given up; the same on all ranks.
             BusyError: It has not ended, and the writer does not wait for it; the same on all ranks.
+            UnsupportedError: DCP's `async_save` does not call it, or this torch is not known.
             CkptStoreError: It failed, and nobody was told; the same on all ranks.
         """
         return self._session.stage(state_dict)
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Whether `dcp.async_save` returns only when the state may be changed: unless an optimizer waits by itself."""
-        self._session.follow()
-        return not self._session.fences
+        """Whether `dcp.async_save` returns only when the state may be changed: unless an optimizer waits by itself.
+
+        Raises:
+            UnsupportedError: It began a save of which nobody would hear how it ends: this torch is not known.
+        """
+        return self._session.follow()
 
     def synchronize_staging(self) -> None:
         """Wait until the tensors of the state may be changed: all is copied, or was read by the upload.
@@ -334,6 +338,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
 
         def check() -> None:
             nonlocal contents
+            save.gate.check()
             check_caching(planner, plan)
             ticket = plan.storage_data
             if not isinstance(ticket, Ticket) or ticket.save_id != save.save_id or ticket.rank != save.peers.rank:
@@ -348,7 +353,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         assert contents is not None  # noqa: S101  (all ranks agree, so this one has checked)
         done: Future[list[WriteResult]] = Future()
         write = partial(write_shard, self._store, plan, contents, options=self._transfer, observer=self._observer)
-        done.set_result(write() if plan.items else [])
+        done.set_result(write(check=save.gate.check) if plan.items else [])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

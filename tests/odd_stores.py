@@ -1,6 +1,7 @@
 """Stores that do one thing differently."""
 
 import os
+import threading
 
 from ckptstore.errors import AccessDeniedError, NotFoundError, UnsupportedError
 from ckptstore.objectstore.port import PutMode
@@ -15,6 +16,19 @@ class IgnoresTheCondition(ForwardingStore):
     def put(self, key, body, *, mode=PutMode.OVERWRITE):
         del mode
         return super().put(key, body)
+
+
+class Gated(ForwardingStore):
+    """Lets an upload begin when its gate is open."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.gate, self.begun = threading.Event(), threading.Event()
+
+    def open_upload(self, key, *, size):
+        self.begun.set()
+        assert self.gate.wait(60)
+        return super().open_upload(key, size=size)
 
 
 class Denies(ForwardingStore):

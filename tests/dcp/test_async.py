@@ -154,7 +154,8 @@ def test_what_was_described_goes_with_the_writer_to_the_process_that_saves(url):
     """DCP stages on the thread that calls, and sends the writer from another one."""
     writer, sent = sw.CkptStoreWriter(url), []
     writer.describe(global_step=4)
-    writer.stage({"w": torch.ones(1)})
+    with writer._session.asking(writer._session.descriptions.take()):
+        writer.stage({"w": torch.ones(1)})
     thread = threading.Thread(target=lambda: sent.append(pickle.dumps(writer)))
     thread.start()
     thread.join(20)

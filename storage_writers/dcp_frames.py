@@ -1,0 +1,64 @@
+"""What DCP's own `async_save`, which is calling us, does not say: how it saves, and the future in which the save ends.
+
+Nobody else hears of a failure. `storage_writers.async_save` needs none of this.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from ckptstore.errors import UnsupportedError
+
+_ASYNC_SAVE = inspect.unwrap(state_dict_saver.async_save).__code__
+_KIND, _FUTURE, _PLANNER = "async_checkpointer_type", "upload_future", "planner"
+
+
+def saves_by_process() -> bool:
+    """Return whether the `async_save` of DCP that stages now will save in another process.
+
+    Raises:
+        UnsupportedError: None calls us on this thread, or it is not the one that we know.
+    """
+    call = _call()
+    if _KIND not in call or _FUTURE not in _ASYNC_SAVE.co_varnames:
+        raise unknown_torch()
+    return call[_KIND] is AsyncCheckpointerType.PROCESS
+
+
+def future_and_planner() -> tuple[Future[Any], object]:
+    """Return the future in which the save ends that DCP has begun, and the planner that it was given.
+
+    Raises:
+        UnsupportedError: See `saves_by_process`.
+    """
+    call = _call()
+    future = call.get(_FUTURE)
+    if not isinstance(future, Future):
+        raise unknown_torch()
+    return future, call.get(_PLANNER)
+
+
+def unknown_torch() -> UnsupportedError:
+    """Return the error of a save that nobody could follow."""
+    return UnsupportedError(
+        f"How torch {torch.__version__} calls a stager is not known, so nobody would hear how this save ends.",
+        hint="Call storage_writers.async_save, on the thread that asks for the save.",
+    )
+
+
+def _call() -> Mapping[str, Any]:
+    """Return the variables of DCP's `async_save` that is calling us on this thread; none if it is not."""
+    frame = sys._getframe(1)  # noqa: SLF001  (the documented way to the stack)
+    while frame.f_code is not _ASYNC_SAVE:
+        if frame.f_back is None:
+            return {}
+        frame = frame.f_back
+    return frame.f_locals
