@@ -51,7 +51,6 @@ def save(
     session = _session(storage_writer)
     session.forget()
     try:
-        session.count()
         plain = _plain(state_dict)
     except BaseException:
         session.descriptions.take()  # it was said of this save

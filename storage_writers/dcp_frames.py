@@ -12,10 +12,11 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from ckptstore.errors import UnsupportedError
+from ckptstore.errors import InvalidInputError, UnsupportedError
 
 _ASYNC_SAVE = inspect.unwrap(state_dict_saver.async_save).__code__
 _KIND, _FUTURE, _PLANNER = "async_checkpointer_type", "upload_future", "planner"
@@ -26,11 +27,19 @@ def saves_by_process() -> bool:
 
     Raises:
         UnsupportedError: None calls us on this thread, or it is not the one that we know.
+        InvalidInputError: It will save in a thread, on the group that trains.
     """
     call = _call()
     if _KIND not in call or _FUTURE not in _ASYNC_SAVE.co_varnames:
         raise unknown_torch()
-    return call[_KIND] is AsyncCheckpointerType.PROCESS
+    by_process = call[_KIND] is AsyncCheckpointerType.PROCESS
+    meets_others = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not call["no_dist"]
+    if meets_others and not by_process and call["process_group"] is None:
+        raise InvalidInputError(
+            "dcp.async_save would save in the background on the group that trains, and run into its collectives.",
+            hint="Pass process_group=writer.process_group to dcp.async_save.",
+        )
+    return by_process
 
 
 def future_and_planner() -> tuple[Future[Any], object]:

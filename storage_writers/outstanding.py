@@ -39,7 +39,6 @@ class Outstanding:
         is_root: This rank commits.
         by_process: Another process saves.
         generation: Of what its ranks meet in, and what is left behind when it is given up.
-        number: Of the call that asked for it, as this rank counts them.
     """
 
     def __init__(
@@ -50,10 +49,9 @@ class Outstanding:
         is_root: bool,
         by_process: bool,
         generation: int = 0,
-        number: int = 0,
     ) -> None:
         self.description, self.gate, self.by_process = description, gate, by_process
-        self.is_root, self.generation, self.number = is_root, generation, number
+        self.is_root, self.generation = is_root, generation
         self.staged: Staged | None = None
         """The copy of its state, from the staging on."""
         self.save: Save | None = None

@@ -29,7 +29,6 @@ _AGREED = (
     "the world size",
     "the run's root",
     "the run",
-    "the number of the call",
 )
 _IDS = SystemIds()
 
@@ -82,14 +81,13 @@ class Save:
         return survivors.lost_in_save(peers, self.name, self.committed)
 
 
-def agreed(  # noqa: PLR0913  (what a save is)
+def agreed(
     peers: ranks.Peers,
     checkpoint_id: str | os.PathLike[str] | None,
     description: Description,
     place: Callable[[], tuple[str, RunLog]],
     *,
     gate: Gate,
-    number: int,
     seconds: float,
 ) -> Save:
     """Let all ranks agree on what is saved and where, or raise the same on all.
@@ -100,7 +98,6 @@ def agreed(  # noqa: PLR0913  (what a save is)
         description: What this rank says of the save.
         place: Returns the root and the run's log, as this rank reads it; rank 0 goes first.
         gate: Of this save.
-        number: Of the call that asked for it, as this rank counts them.
         seconds: How long a rank that does not come is waited for.
 
     Raises:
@@ -114,7 +111,7 @@ def agreed(  # noqa: PLR0913  (what a save is)
         name, step = name_and_step(checkpoint_id, description.global_step)
         root, log = place()
         said = name, dataclasses.replace(description, global_step=step), log
-        return [name, step, peers.world_size, root, log.run, number]
+        return [name, step, peers.world_size, root, log.run]
 
     def judge(proposals: Sequence[list[object]]) -> str:
         agreement.same(_AGREED, proposals)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ckptstore.errors import CkptStoreError, StalledError, UnsupportedError
+from ckptstore.errors import CkptStoreError, DisagreementError, StalledError, UnsupportedError
 from ckptstore.events import Observer, SaveAbandoned, silent, tell
 from ckptstore.protocol.attempt import Description
 from ckptstore.protocol.log import RunLog
@@ -100,14 +100,10 @@ class SaveSession:
                 hint="Save from one thread, or look at what the store is doing.",
             )
         try:
-            self.count()
+            self._meeting()[1].count()
             yield
         finally:
             turn.release()
-
-    def count(self) -> None:
-        """Count a call: after an interrupt on one rank, two ranks may otherwise meet in different ones."""
-        self._meeting()[1].calls += 1
 
     def peers(self) -> ranks.Peers:
         """Return who saves together, as it is now."""
@@ -141,10 +137,7 @@ class SaveSession:
                 self.settle("wait")
             gate = Gate(self.limits.commit_timeout_seconds)
         peers = self.peers()
-        number = staged.number if staged is not None else self._meeting()[1].calls
-        save = agreed(
-            peers, checkpoint_id, description, lambda: place(peers), gate=gate, number=number, seconds=self.seconds
-        )
+        save = agreed(peers, checkpoint_id, description, lambda: place(peers), gate=gate, seconds=self.seconds)
         if staged is not None:
             save.staged, staged.save = staged.staged, save
         self._here.save = save
@@ -168,7 +161,6 @@ class SaveSession:
             is_root=peers.rank == 0,
             by_process=by_process,
             generation=track.generation,
-            number=track.calls,
         )
         self._has_asked = track.used = True
         return self.outstanding
@@ -242,17 +234,25 @@ class SaveSession:
         allowed = 1 if self.group is not None and self.group.size() > 1 else MAX_GIVEN_UP
         held, seconds = track.held() / allowed, limit if when_busy == "wait" else 0.0
         before, last = (settling.end_of(save, seconds=seconds, held=held) for save in (other, self.outstanding))
-        mine = track.calls, before, last
         meeting = dataclasses.replace(peers, channel=f"{peers.channel}/wait")
         within = self.seconds + work_seconds(peers)
 
-        def judge(of_ranks: Sequence[tuple[int, End, End]]) -> Verdict:
+        def judge(of_ranks: Sequence[tuple[int | None, End, End]]) -> tuple[int, Verdict]:
             calls, others, ours = zip(*of_ranks, strict=True)
-            return settling.apart(calls) or settling.judge(ours, when_busy, limit, before=others)
+            latest = max((call for call in calls if call is not None), default=0)
+            return latest, settling.apart(calls, latest) or settling.judge(ours, when_busy, limit, before=others)
 
-        verdict = Verdict(latest=track.calls)
-        while verdict.latest == track.calls:  # who is ahead waits until the others come to the same call
-            verdict = agree(meeting, lambda: mine, judge, seconds=within)
+        verdict = Verdict(busy=True, apart=True)
+        while verdict.apart:
+            try:
+                latest, verdict = agree(meeting, lambda: (track.calls, before, last), judge, seconds=within)
+            except DisagreementError:
+                track.calls = None  # who did not come may have left out this call, or be in a later one
+                raise
+            if track.calls is None:
+                track.calls = latest
+            if track.calls < latest:
+                break  # who is ahead waits until the others come to the same call
         if not verdict.busy:
             self._conclude(verdict, track, other)
         elif verdict.error is not None:

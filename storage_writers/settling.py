@@ -81,14 +81,14 @@ class Verdict:
         busy: The last save is outstanding still.
         given_up: It was given up; nothing that it holds is used again.
         worker_lost: The process that saves is replaced on all ranks.
-        latest: The call that the foremost ranks are in, where others are in an earlier one; those raise.
+        apart: Ranks are in different calls; those raise that are in an earlier one.
     """
 
     error: CkptStoreError | None = None
     busy: bool = False
     given_up: bool = False
     worker_lost: bool = False
-    latest: int | None = None
+    apart: bool = False
 
 
 def end_of(last: Outstanding | None, *, seconds: float, held: float) -> End:
@@ -111,10 +111,9 @@ def end_of(last: Outstanding | None, *, seconds: float, held: float) -> End:
     return End(error=ours, told=last.told, given_up=not last.ended, worker_lost=last.worker_lost, held=held)
 
 
-def apart(calls: Sequence[int]) -> Verdict | None:
-    """Return what ranks do that meet in different calls, counted by each rank; None if it is one."""
-    latest = max(calls)
-    behind = [rank for rank, call in enumerate(calls) if call != latest]
+def apart(calls: Sequence[int | None], latest: int) -> Verdict | None:
+    """Return what ranks do that meet in different calls, as each counts them or does not know; None if it is one."""
+    behind = [rank for rank, call in enumerate(calls) if call is not None and call != latest]
     if not behind:
         return None
     error = DisagreementError(
@@ -122,7 +121,7 @@ def apart(calls: Sequence[int]) -> Verdict | None:
         hint="A call was interrupted on some ranks alone: it failed, and the next one meets again.",
         ranks=behind,
     )
-    return Verdict(error, busy=True, latest=latest)
+    return Verdict(error, busy=True, apart=True)
 
 
 def judge(ends: Sequence[End], when_busy: WhenBusy, seconds: float, *, before: Sequence[End] = ()) -> Verdict:

@@ -23,14 +23,20 @@ class Track:
         used: Whether there ever was one: the same on all ranks.
         generation: How often everything was left behind to a save that was given up.
         given_up: Saves that were, and have not ended.
-        calls: How many calls of this package there were here.
+        calls: How many calls about saves in the background there were here: after an interrupt on one rank, two ranks
+            may otherwise meet in different ones. None: what the others say.
     """
 
     last: Outstanding | None = None
     used: bool = False
     generation: int = 0
     given_up: list[Outstanding] = field(default_factory=list)
-    calls: int = 0
+    calls: int | None = 0
+
+    def count(self) -> None:
+        """Count a call."""
+        if self.calls is not None:
+            self.calls += 1
 
     def held(self) -> int:
         """Return how many saves that were given up still hold threads and memory."""

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 import storage_writers as sw
 from ckptstore.errors import BusyError, CkptStoreError, UnavailableError
@@ -157,3 +158,21 @@ def given_up_and_another(url):
 def test_a_save_that_hangs_does_not_hold_up_another_writer_for_longer_than_its_time(gang, tmp_path):
     assert gang.values(2, given_up_and_another, str(tmp_path)) == [(True, ["StalledError"])] * 2
     assert commits(str(tmp_path)) == ["b", "c"]
+
+
+def on_the_group_that_trains(url):
+    """Save in the background with DCP's own call, without and with a group; return what was raised."""
+    writer, heard = sw.CkptStoreWriter(url), []
+    for group in (None, writer.process_group):
+        try:
+            dcp.async_save(state(1), checkpoint_id="a", storage_writer=writer, process_group=group).result()
+        except CkptStoreError as error:
+            heard.append((type(error).__name__, error.hint))
+    writer.close()
+    return heard
+
+
+def test_a_save_in_the_background_on_the_group_that_trains_is_refused(gang, tmp_path):
+    one, other = gang.values(2, on_the_group_that_trains, str(tmp_path))
+    assert one == other == [("InvalidInputError", "Pass process_group=writer.process_group to dcp.async_save.")]
+    assert commits(str(tmp_path)) == ["a"]
