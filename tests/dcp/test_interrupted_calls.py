@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 import torch
@@ -403,3 +404,33 @@ def test_ranks_of_which_one_was_interrupted_meet_in_the_same_call_again(gang, tm
     target = {name: torch.zeros(10) for name in ("x0", "x1", "same")}
     sw.load(target, storage_reader=sw.CkptStoreReader(str(tmp_path)))
     assert same(target, {name: torch.full((10,), 3.0) for name in target})
+
+
+def left_out_by_one(root):
+    """Leave out the second save on rank 1; return what each call raised here."""
+    writer, rank = sw.CkptStoreWriter(root, agree_timeout_seconds=1), dist.get_rank()
+    heard = []
+    for number in range(4):
+        if (rank, number) == (1, 1):
+            continue
+        state = {f"x{rank}": torch.full((10,), float(number))}
+        try:
+            sw.async_save(state, checkpoint_id=f"s{number}", storage_writer=writer).result(30)
+            heard.append(None)
+        except CkptStoreError as error:
+            heard.append(type(error).__name__)
+        if (rank, number) == (0, 1):
+            Path(f"{root}-went-on").touch()
+        while rank == 1 and number == 0 and not Path(f"{root}-went-on").exists():
+            time.sleep(0.05)
+    writer.close()
+    return heard
+
+
+def test_a_rank_that_leaves_out_a_save_is_missed_and_the_next_one_works(gang, tmp_path):
+    root = str(tmp_path / "run")
+    assert gang.values(2, left_out_by_one, root, seconds=120) == [
+        [None, "DisagreementError", None, None],
+        [None, None, None],
+    ]
+    assert commits(root) == ["s0", "s2", "s3"]
