@@ -92,7 +92,7 @@ def test_the_writer_whose_token_ended_saves_on_after_a_new_login(scene, home, mo
     without_keys(scene)
     log_in(home, monkeypatch, way, "old")
     writer = scene.writer(moves=MOVES)
-    with scene.proxy.rule(scene.refusal(400, "ExpiredToken"), headers={"authorization": "=old/"}, after=12) as rule:
+    with scene.proxy.rule(scene.refusal(400, "ExpiredToken"), headers={"authorization": "=old/"}, after=14) as rule:
         ends_as_denied(scene, writer)
         assert keys_that_signed(scene) == ["old"]
         log_in(home, monkeypatch, way, "new")
