@@ -100,7 +100,7 @@ def test_a_save_that_fails_when_parts_are_on_their_way_leaves_none_of_them(place
     def fail(call, act):
         if call.operation == "write":
             writes.append(call)
-            if len(writes) == 6:
+            if len(writes) == 4:  # an engine may be given pieces or parts: two parts are under way by then
                 raise fault
         return act()
 
@@ -109,7 +109,7 @@ def test_a_save_that_fails_when_parts_are_on_their_way_leaves_none_of_them(place
     raised = KeyboardInterrupt if isinstance(fault, KeyboardInterrupt) else (CkptStoreError, CheckpointException)
     with pytest.raises(raised, match=str(fault)[-12:] or None):
         sw.save(pieces, checkpoint_id="a", storage_writer=sw.CkptStoreWriter(store, transfer=PARTS))
-    assert len(writes) == 6
+    assert len(writes) == 4
     assert list(place.store().list("data/")) == []
     assert pending(place) in ({}, None)
     sw.save(pieces, checkpoint_id="a", storage_writer=place.writer(transfer=PARTS))
