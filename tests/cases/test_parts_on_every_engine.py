@@ -10,6 +10,7 @@ from refusals import command, told
 from states import blank, same
 
 import storage_writers as sw
+from ckptstore import options
 from ckptstore.errors import InvalidInputError
 from ckptstore.objectstore import s3_upload, via_obstore
 from ckptstore.options import TransferOptions
