@@ -33,7 +33,7 @@ on_every_service = on(
 @pytest.fixture
 def few_parts(monkeypatch):
     """Let the services take five parts of an object instead of ten thousand."""
-    for module in (s3_upload, via_obstore):
+    for module in (options, s3_upload, via_obstore):
         monkeypatch.setattr(module, "MAX_PARTS", FEW)
 
 
