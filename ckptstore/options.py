@@ -121,9 +121,14 @@ class RetryOptions:
         )
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _usual_hash_threads() -> int:
     """Return a quarter of the cores that this process may use, at least 1 and at most 4."""
-    return min(4, max(1, len(os.sched_getaffinity(0)) // 4 if hasattr(os, "sched_getaffinity") else 1))
+    return min(4, max(1, usable_cores() // 4))
 
 
 @dataclass(frozen=True, slots=True)

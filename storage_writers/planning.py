@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.format.layout import encode_name
-from ckptstore.format.shard import Chunk, TensorMeta
+from ckptstore.format.shard import Chunk, TensorMeta, lay_out
 from ckptstore.protocol.attempt import Attempt
 from storage_writers import pickles, tensors
 from storage_writers.staged import COPY_SECONDS, Staged
@@ -102,7 +102,7 @@ def check_caching(planner: SavePlanner, plan: SavePlan) -> None:
 
 
 class Contents:
-    """One rank's items: their chunks now, their bytes when asked for.
+    """One rank's items: how they stand in its shard now, their bytes when asked for.
 
     Values that are not tensors are resolved here and kept, because their size must be known first; they are small.
 
@@ -115,6 +115,7 @@ class Contents:
     Raises:
         UnsafePickleError: A value needs pickle and that is not allowed.
         UnsupportedError: A value cannot be pickled at all.
+        InvalidInputError: No shard can hold them; see `lay_out`.
     """
 
     def __init__(
@@ -135,14 +136,14 @@ class Contents:
                 chunks.append(self._bytes_chunk(index, item, allow_pickle=allow_pickle))
             else:
                 chunks.append(_tensor_chunk(item))
-        self.chunks: tuple[Chunk, ...] = tuple(chunks)
+        self.layout = lay_out(chunks)
+        """Of the shard that they make."""
         self._left = len(plan.items) - len(self._bytes)
         self._tensors: dict[int, torch.Tensor] = {}
         if staged is None:
             return
         if as_they_are and not staged.is_whole:
-            order = sorted(range(len(plan.items)), key=self._width, reverse=True)  # as `lay_out` lays them out
-            self._tensors = {index: self._tensor(index) for index in order if index not in self._bytes}
+            self._tensors = {index: self._tensor(index) for index in self.layout.order if index not in self._bytes}
             staged.expect([(plan.items[index].index.fqn, tensor) for index, tensor in self._tensors.items()])
         elif not self._left:
             staged.all_read()
@@ -196,10 +197,6 @@ class Contents:
             )
         tensors.check_source(tensor, key=item.index.fqn)
         return tensor
-
-    def _width(self, index: int) -> int:
-        data = self._items[index].tensor_data
-        return 0 if data is None else data.properties.dtype.itemsize
 
 
 def _hands_out_as_they_are(planner: SavePlanner) -> bool:

@@ -15,23 +15,13 @@ WhenBusy = Literal["wait", "skip", "raise"]
 """What becomes of a save while another is in flight."""
 
 
-def check_when_busy(when_busy: object) -> None:
-    """Check what is to become of a save while another is in flight.
-
-    Raises:
-        InvalidInputError: It is none of what there is.
-    """
-    if when_busy not in get_args(WhenBusy):
-        raise InvalidInputError(
-            f"when_busy must be one of {', '.join(get_args(WhenBusy))}, not {when_busy!r:.80}.",
-            hint="Pass when_busy='wait', or leave it out.",
-            option="when_busy",
-        )
-
-
 @dataclass(frozen=True)
 class Limits:
-    """What bounds the saves of a writer. See `CkptStoreWriter`."""
+    """What bounds the saves of a writer. See `CkptStoreWriter`.
+
+    Raises:
+        InvalidInputError: A value is outside of what is allowed.
+    """
 
     when_busy: WhenBusy = "wait"
     busy_timeout_seconds: float = 1800.0
@@ -39,7 +29,12 @@ class Limits:
     staging_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        check_when_busy(self.when_busy)
+        if self.when_busy not in get_args(WhenBusy):
+            raise InvalidInputError(
+                f"when_busy must be one of {', '.join(get_args(WhenBusy))}, not {self.when_busy!r:.80}.",
+                hint="Pass when_busy='wait', or leave it out.",
+                option="when_busy",
+            )
         check_seconds(
             busy_timeout_seconds=self.busy_timeout_seconds, commit_timeout_seconds=self.commit_timeout_seconds
         )
@@ -152,7 +147,8 @@ def _busy(ends: Sequence[End], when_busy: WhenBusy, seconds: float) -> CkptStore
     if when_busy == "skip":
         return None
     if when_busy == "raise":
-        return BusyError("The async save before has not ended.", ranks=ranks)
+        hint = "Call writer.wait() first, or pass when_busy='wait'."
+        return BusyError("The async save before has not ended.", hint=hint, ranks=ranks)
     return StalledError(
         f"The async save before has not ended within {seconds:g} s.",
         hint="Save less often, or look at what the store is doing.",

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from ckptstore.clock import SystemClock
 from ckptstore.errors import BusyError, StalledError
 from ckptstore.events import Observer, ShardStored, UploadBegan, tell
-from ckptstore.format.shard import Shard, ShardLayout, StoredShard, lay_out
+from ckptstore.format.shard import Shard, ShardLayout, StoredShard
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.transfer.upload import Piece, upload_shard
@@ -60,7 +60,7 @@ def write_shard(
     began = _CLOCK.monotonic()
     ticket: Ticket = plan.storage_data
     key = ticket.attempt.stem.shard_key(ticket.rank)
-    layout = lay_out(contents.chunks)
+    layout = contents.layout
     tell(observer, UploadBegan(key, layout.size))
 
     def bodies() -> Iterator[Iterable[Piece]]:

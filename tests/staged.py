@@ -7,7 +7,6 @@ import time
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from ckptstore.format.shard import lay_out
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore, ForwardingUpload
 from ckptstore.options import TransferOptions
@@ -30,7 +29,7 @@ def contents_of(staged, *, planner=None, leave_out=(), only_local=False):
 def upload(contents, store=None, *, rank=0):
     """Send a shard; return the bytes of each item by name."""
     store = store or MemoryStore()
-    layout = lay_out(contents.chunks)
+    layout = contents.layout
     key = f"shards/{rank}-{len(list(store.list('')))}"
     bodies = (contents.pieces(index) for index in layout.order)
     upload_shard(store, key, layout, bodies, rank=rank, options=TransferOptions())

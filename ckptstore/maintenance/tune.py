@@ -19,7 +19,7 @@ from ckptstore.format.shard import Chunk, ShardLayout, StoredShard, TensorMeta, 
 from ckptstore.maintenance.report import Began, Check
 from ckptstore.maintenance.visit import Visit
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.options import TransferOptions, check_counts, check_seconds
+from ckptstore.options import TransferOptions, check_counts, check_seconds, usable_cores
 from ckptstore.transfer.download import BoxRead, read_boxes
 from ckptstore.transfer.upload import upload_shard
 from ckptstore.units import MIB
@@ -160,8 +160,7 @@ def fetch_choices(base: TransferOptions) -> list[TransferOptions]:
 
 def hash_choices(base: TransferOptions) -> list[TransferOptions]:
     """Return how many threads may hash, up to as many as there are cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return [replace(base, hash_threads=many) for many in HASH_THREADS if many <= cores]
+    return [replace(base, hash_threads=many) for many in HASH_THREADS if many <= usable_cores()]
 
 
 def fastest(tried: Sequence[Tried], cost: Callable[[TransferOptions], int]) -> TransferOptions | None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ckptstore.errors import InvalidInputError
-from ckptstore.nearest import meant
 from ckptstore.objectstore.endpoint import check_endpoint, check_secrecy
+from ckptstore.objectstore.unknown import refuse_unknown
 from ckptstore.options import check_kinds, check_seconds
 
 if TYPE_CHECKING:
@@ -79,12 +79,7 @@ def read_options(given: Mapping[str, Any]) -> GcsOptions:
         InvalidInputError: A name is not known, or a value makes no sense. No value of a secret is shown.
     """
     known = list(GcsOptions.__dataclass_fields__)
-    unknown = sorted(str(name) for name in given if name not in known)
-    if unknown:
-        raise InvalidInputError(
-            f"storage_options has names that gs:// does not know: {', '.join(unknown)}.{meant(unknown, known)}",
-            hint=f"Known are: {', '.join(known)}.",
-        )
+    refuse_unknown("gs", given, known)
     return GcsOptions(**given)
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ckptstore.errors import InvalidInputError
-from ckptstore.nearest import meant
 from ckptstore.objectstore.endpoint import check_endpoint, check_secrecy, is_private
 from ckptstore.objectstore.obstore_service import TellsLittle, tls_options
 from ckptstore.objectstore.s3_options import check_verify
+from ckptstore.objectstore.unknown import refuse_unknown
 from ckptstore.options import check_flags
 from ckptstore.units import MIB
 
@@ -106,13 +106,7 @@ def read_azure_options(given: Mapping[str, Any], environment: Mapping[str, str] 
         InvalidInputError: A name is not known, or a value makes no sense. No value of a secret is shown.
     """
     known = [each.name for each in fields(AzureOptions)]
-    unknown = sorted(name for name in given if name not in known)
-    if unknown:
-        hints = [_ELSEWHERE[name] for name in unknown if name in _ELSEWHERE]
-        raise InvalidInputError(
-            f"storage_options has names that az:// does not know: {', '.join(unknown)}.{meant(unknown, known)}",
-            hint=" ".join(hints) or f"Known are: {', '.join(known)}.",
-        )
+    refuse_unknown("az", given, known, elsewhere=_ELSEWHERE)
     options = AzureOptions(**{name: value for name, value in given.items() if value is not None})
     if options.account_host is not None:
         options = replace(options, endpoint=f"https://{options.account_host}", account_host=None)

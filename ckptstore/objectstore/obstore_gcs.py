@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ckptstore.errors import InvalidInputError
-from ckptstore.nearest import meant
 from ckptstore.objectstore.endpoint import check_endpoint, check_secrecy
 from ckptstore.objectstore.obstore_service import TellsLittle, tls_options
 from ckptstore.objectstore.s3_options import check_verify, refuse_for_engine
+from ckptstore.objectstore.unknown import refuse_unknown
 from ckptstore.units import GIB
 
 _KNOWN = ("token", "endpoint_url", "verify")
@@ -50,12 +50,7 @@ class GcsBucket(TellsLittle):
         cannot = [name for name in _FOR_GCSFS if name in said]
         cannot += [f"token {token}" for word in _WORDS_FOR_GCSFS if token == word]
         refuse_for_engine("obstore", cannot, instead="gcsfs", scheme="gs")
-        unknown = sorted(name for name in said if name not in _KNOWN)
-        if unknown:
-            raise InvalidInputError(
-                f"storage_options has names that gs:// does not know: {', '.join(unknown)}.{meant(unknown, _KNOWN)}",
-                hint=f"Known are: {', '.join(_KNOWN)}.",
-            )
+        refuse_unknown("gs", said, _KNOWN)
         check_verify(said.get("verify"))
         if "endpoint_url" in said:
             check_endpoint(said["endpoint_url"])

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
-from ckptstore.nearest import meant
 from ckptstore.objectstore.endpoint import check_endpoint
+from ckptstore.objectstore.unknown import refuse_unknown
 from ckptstore.options import check_flags, check_seconds
 
 CHECKSUMS = ("auto", "CRC64NVME", "CRC32", "CRC32C", "SHA1", "SHA256", None)
@@ -199,13 +199,7 @@ def read_s3_options(given: Mapping[str, Any]) -> S3Options:
             )
         else:
             said[name] = (place, value)
-    if unknown:
-        hints = [_ELSEWHERE[place] for place in sorted(unknown) if place in _ELSEWHERE]
-        raise InvalidInputError(
-            f"storage_options has names that s3:// does not know: {', '.join(sorted(unknown))}."
-            f"{meant(sorted(unknown), _PLACES)}",
-            hint=" ".join(hints) or f"Known are: {', '.join(_PLACES)}.",
-        )
+    refuse_unknown("s3", unknown, list(_PLACES), elsewhere=_ELSEWHERE)
     return S3Options(**_plain({name: value for name, (_, value) in said.items()}))
 
 

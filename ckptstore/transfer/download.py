@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -62,10 +62,6 @@ def read_boxes(
         IntegrityError: Bytes are not what was written. As with every error of a store, the facts `written` and
             `written_count` say which tensors had received bytes by then.
     """
-    fetch_bytes, fetching = (
-        min(options.fetch_bytes, options.transfer_bytes),
-        threading.Semaphore(options.fetches_in_flight),
-    )
     shards = wanted_by_shard(reads)
     tables: dict[str, bytes] = {}
     written: dict[str, None] = {}
@@ -73,20 +69,17 @@ def read_boxes(
     def fetch_table(shard: Shard) -> None:
         tables[shard.path] = leaf_table(store, shard)
 
-    def fetch_span(span: Span) -> None:
-        with budget().taken(span.length, options=options):
-            verified = fetch_verified(store, span, tables[span.shard.path], fetching)
-            for leaf in span.leaves:
-                written[leaf.wanted.item.chunk.tensor.name] = None
-            write_out(span, verified)
-            del verified
+    def take(span: Span, verified: memoryview) -> None:
+        for leaf in span.leaves:
+            written[leaf.wanted.item.chunk.tensor.name] = None
+        write_out(span, verified)
         if on_verified is not None:
             on_verified(sum(leaf.nbytes for leaf in span.leaves))
 
     try:
         in_flight([shard for shard, _ in shards], fetch_table, limit=options.fetches_in_flight)
-        spans = [s for shard, wanted in shards for s in spans_of(shard, wanted, fetch_bytes=fetch_bytes)]
-        in_flight(spans, fetch_span, limit=_workers(options))
+        spans = [span for shard, wanted in shards for span in _spans(shard, wanted, options)]
+        _each_verified(store, spans, tables, options, take)
     except CkptStoreError as error:
         error.facts["written"] = [*list(written)[:MAX_NAMED]]
         error.facts["written_count"] = len(written)
@@ -97,10 +90,36 @@ def read_boxes(
     )
 
 
-def _workers(options: TransferOptions) -> int:
-    """Return how many threads read: so many that as many fetch as are allowed to, while others hash."""
+def _spans(shard: Shard, wanted: Iterable[Wanted], options: TransferOptions) -> Iterator[Span]:
+    return spans_of(shard, wanted, fetch_bytes=min(options.fetch_bytes, options.transfer_bytes))
+
+
+def _each_verified(
+    store: ObjectStore,
+    spans: Sequence[Span],
+    tables: Mapping[str, bytes],
+    options: TransferOptions,
+    take: Callable[[Span, memoryview], object],
+) -> None:
+    """Fetch and verify `spans`, within the budget, and let `take` have the bytes of each, on worker threads.
+
+    There are so many threads that as many fetch as are allowed to, while others hash.
+
+    Args:
+        store: Rooted at the run.
+        spans: Of any shards.
+        tables: The leaf table of each, by path.
+        options: How bytes are moved.
+        take: Keeps nothing of what it is given.
+    """
     fetches = options.fetches_in_flight
-    return fetches + max(2, options.hash_threads) if fetches > 1 else 1
+    fetching = threading.Semaphore(fetches)
+
+    def work(span: Span) -> None:
+        with budget().taken(span.length, options=options):
+            take(span, fetch_verified(store, span, tables[span.shard.path], fetching))
+
+    in_flight(spans, work, limit=fetches + max(2, options.hash_threads) if fetches > 1 else 1)
 
 
 def in_flight(tasks: Iterable[T], work: Callable[[T], object], *, limit: int) -> None:
@@ -270,14 +289,8 @@ def verify_shard(store: ObjectStore, stored: StoredShard, *, options: TransferOp
     header, table = structure(store, shard)
     _check_header(shard, header, header_entries(stored.items, len(header), leaf_count=len(table) // DIGEST_BYTES))
     wanted = [Wanted(item, 1, leaves=range(item.leaf_count)) for item in stored.items]
-    fetching = threading.Semaphore(options.fetches_in_flight)
-
-    def verify_span(span: Span) -> None:
-        with budget().taken(span.length, options=options):
-            fetch_verified(store, span, table, fetching)
-
-    spans = list(spans_of(shard, wanted, fetch_bytes=min(options.fetch_bytes, options.transfer_bytes)))
-    in_flight(spans, verify_span, limit=_workers(options))
+    spans = list(_spans(shard, wanted, options))
+    _each_verified(store, spans, {shard.path: table}, options, lambda *_: None)
     return len(header) + len(table) + sum(span.length for span in spans)
 
 

@@ -2,11 +2,11 @@
 
 import resource
 import shutil
-import sys
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from counted import calls_of
 from states import blank, same
 
 import storage_writers as sw
@@ -29,22 +29,6 @@ def test_fifty_thousand_small_tensors_are_saved_and_loaded_with_no_more_bytes_th
     sw.load(target, storage_reader=reader)
     assert same(target, state)
     assert reader.report.bytes_fetched < count * (1024 + 32) * 1.01
-
-
-def calls_of(work):
-    """Return how many functions are called by `work`, in Python and in C: no clock says how busy the machine was."""
-    count = 0
-
-    def seen(frame, event, argument):
-        nonlocal count
-        count += event in {"call", "c_call"}
-
-    sys.setprofile(seen)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def work_of_ours(state, root):

@@ -1,26 +1,9 @@
 """Planning, gathering and committing for many ranks: work and memory grow as the items do, and no faster."""
 
-import sys
-
 import pytest
+from counted import calls_of
 
 from benchmarks.scale import Coordinator
-
-
-def calls_of(work):
-    """Return how many functions of Python are called by `work`: it does not depend on what else the machine does."""
-    count = 0
-
-    def seen(frame, event, argument):
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(seen)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 class Counted(Coordinator):
@@ -28,7 +11,7 @@ class Counted(Coordinator):
 
     def phase(self, name, work):
         found = []
-        self.phases[name] = calls_of(lambda: found.append(work()))
+        self.phases[name] = calls_of(lambda: found.append(work()), events=("call",))
         return found[0]
 
 

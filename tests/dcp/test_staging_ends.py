@@ -182,6 +182,7 @@ def test_a_thousand_saves_hold_what_the_first_one_held():
         staged.end()
         held.add(pool.held_bytes)
     assert held == {300 * KIB}
+    assert staging_threads() == []
 
 
 def test_a_pool_grows_with_the_state_within_its_budget_and_does_not_shrink():
