@@ -1,1 +1,58 @@
-"""A training run, saved whole and resumed on any world size: what to save, when, and the proof that it went on."""
+"""A training run, saved whole and resumed on any world size: what to save, when, and the proof that it went on.
+
+```python
+from ckptstore.training import Checkpointer, Keep, Progress, TrainingState
+
+state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, progress=progress)
+with Checkpointer("s3://bucket/runs/llama-7b", state, every_steps=500, keep=Keep(last=3)) as ckpt:
+    report = ckpt.resume()
+    for batch in loader:
+        ...
+        ckpt.observe(loss=loss, grad_norm=norm, batch_ids=ids)
+        if ckpt.due():
+            ckpt.save(metrics={"val_loss": v})
+```
+"""
+
+from ckptstore.training.checkpointer import Checkpointer, StoppedBySignal
+from ckptstore.training.compat import Matrix
+from ckptstore.training.fingerprint import Fingerprint, fingerprint
+from ckptstore.training.flow import Asked
+from ckptstore.training.loaders import Collate, PerRank
+from ckptstore.training.meeting import Meeting
+from ckptstore.training.migrate import GrownVocabulary, Migrator
+from ckptstore.training.progress import Progress
+from ckptstore.training.proof import Proof
+from ckptstore.training.report import ResumeReport
+from ckptstore.training.resume import resume
+from ckptstore.training.sampler import ElasticSampler
+from ckptstore.training.schedule import Keep
+from ckptstore.training.short_run import Program, prove_resume
+from ckptstore.training.state import TrainingState
+from ckptstore.training.tolerances import Tolerances
+from ckptstore.training.values import value_types
+
+__all__ = [
+    "Asked",
+    "Checkpointer",
+    "Collate",
+    "ElasticSampler",
+    "Fingerprint",
+    "GrownVocabulary",
+    "Keep",
+    "Matrix",
+    "Meeting",
+    "Migrator",
+    "PerRank",
+    "Program",
+    "Progress",
+    "Proof",
+    "ResumeReport",
+    "StoppedBySignal",
+    "Tolerances",
+    "TrainingState",
+    "fingerprint",
+    "prove_resume",
+    "resume",
+    "value_types",
+]

@@ -1,0 +1,332 @@
+"""The way back to one checkpoint, in the one right order.
+
+1 find it; 2 verify it; 3 compare fingerprints and facts; 4 decide whether this topology may load it; 5 let the target
+allocate; 6 load and reshard; 7 restore everything else, random numbers last; 8 check before training. One rank decides
+where one can; what fails on one rank fails on all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import storage_writers as sw
+from ckptstore import Checkpoint, CheckpointStore, TransferOptions
+from ckptstore.errors import IncompatibleStateError, IntegrityError, ResumeError
+from ckptstore.events import Observer, silent
+from ckptstore.protocol.verify import Level
+from ckptstore.training import gradients, optimizers, rng
+from ckptstore.training.checks import Standing, failed, static_checks
+from ckptstore.training.compat import Matrix
+from ckptstore.training.gate import Facts, GateReport, check
+from ckptstore.training.loaders import choose
+from ckptstore.training.meeting import Meeting
+from ckptstore.training.migrate import Migrator, plan
+from ckptstore.training.migrating import forms_of, migrate
+from ckptstore.training.parts import OptimizerPart, Part, Tensors, merged
+from ckptstore.training.report import ResumeReport
+from ckptstore.training.saving import FINGERPRINTS, STATE
+from ckptstore.training.state import GRADIENTS, RNG, STANDING, VALUES, TrainingState, local_key
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to resume from, and how carefully.
+
+    Args:
+        url: Root of the run.
+        checkpoint_id, step, seq: One checkpoint; without them the newest that is whole.
+        only: Components to take, such as `("model",)`; the rest stays as it is. None: all.
+        level: How deep a checkpoint is verified before it is chosen: `exists`, `etag` or `full`. Every byte is verified
+            when it is loaded, whatever this says.
+        matrix: Which changes of topology are allowed.
+        allow: Names of fingerprints, components and facts that may differ.
+        engine, storage_options, transfer: How the store is opened.
+        observer: Hears of the loads.
+    """
+
+    url: str
+    checkpoint_id: str | None = None
+    step: int | None = None
+    seq: int | None = None
+    only: tuple[str, ...] | None = None
+    level: Level = "exists"
+    matrix: Matrix | None = None
+    allow: Collection[str] = ()
+    engine: str | None = None
+    storage_options: Mapping[str, object] | None = None
+    transfer: TransferOptions | None = None
+    observer: Observer = silent
+
+    @property
+    def is_one(self) -> bool:
+        """Whether one checkpoint is meant, and no other will do."""
+        return (self.checkpoint_id, self.step, self.seq) != (None, None, None)
+
+    def open(self) -> CheckpointStore:
+        """Open the run."""
+        return CheckpointStore.open(
+            self.url, engine=self.engine, storage_options=self.storage_options, transfer=self.transfer
+        )
+
+
+@dataclass
+class Flow:
+    """The way back to one checkpoint."""
+
+    state: TrainingState
+    asked: Asked
+    meeting: Meeting
+    store: CheckpointStore
+    checkpoint: Checkpoint
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> ResumeReport:
+        """Go it, and report."""
+        with self._timed("verify"):
+            self.meeting.led("verify", self._verify)
+        with self._timed("compare"):
+            gate = self._gate()
+        with self._timed("allocate"):
+            room = self.meeting.all_do("targets", lambda: self._room(gate))
+        with self._timed("load"):
+            fetched = self._load(room)
+        with self._timed("restore"):
+            random = self.meeting.all_do("restore", lambda: self._restore(room))
+        with self._timed("check"):
+            checks = self.meeting.all_do("check", self._check)
+        at, commit = self.checkpoint, self.checkpoint.commit
+        return ResumeReport(
+            url=self.store.url,
+            run=self.store.run,
+            checkpoint_id=at.checkpoint_id,
+            seq=at.seq,
+            global_step=at.global_step,
+            is_fresh=False,
+            saved_world_size=at.saved_world_size,
+            world_size=self.meeting.world_size,
+            saved_parallelism=dict(commit.parallelism),
+            parallelism=self.state.parallelism,
+            decision=str(gate.decision),
+            accepted=tuple(map(str, gate.accepted)),
+            migrated=gate.migrated,
+            restored=(*room.values, *room.loaders, *([GRADIENTS] if room.gradients else []), *([RNG] if random else [])),
+            without_state=room.without_state,
+            random=random,
+            checks=checks,
+            bytes_fetched=fetched,
+            seconds=self.seconds,
+        )
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = time.perf_counter() - began
+
+    def _verify(self) -> None:
+        verdict = self.store.verify(self.checkpoint, level=self.asked.level)
+        if verdict.findings:
+            first = verdict.findings[0]
+            raise IntegrityError(
+                f"{self.checkpoint.checkpoint_id} (seq {self.checkpoint.seq}) is damaged: {first.message}",
+                hint=f"Run `ckptstore verify {self.store.url} {self.checkpoint.checkpoint_id} --level full`.",
+                key=first.key,
+            )
+
+    def _gate(self) -> GateReport:
+        """Decide on rank 0 whether this checkpoint may be loaded here, before anything is allocated or read."""
+        facts = self.meeting.gathered("facts", self.state.facts())
+
+        def judge() -> GateReport:
+            documents, commit = self.checkpoint.documents(), self.checkpoint.commit
+            saved = Facts(
+                fingerprints=commit.fingerprints,
+                documents=documents.get(FINGERPRINTS, {}),
+                parallelism=commit.parallelism,
+                world_size=commit.saved_world_size,
+                state=documents.get(STATE, {}),
+            )
+            prints = {} if self.asked.only is not None else self.state.fingerprints
+            now = Facts(
+                fingerprints={name: one.digest for name, one in prints.items()},
+                documents={name: one.document for name, one in prints.items()},
+                parallelism=self.state.parallelism,
+                world_size=self.meeting.world_size,
+                state=facts or {},
+            )
+            if self.asked.only is not None:  # what it was trained on is another run's
+                saved = replace(saved, fingerprints={}, documents={})
+            return check(
+                saved,
+                now,
+                matrix=self.asked.matrix,
+                migrators=self.state.migrators,
+                allow=self.asked.allow,
+                only=self.asked.only,
+            )
+
+        return self.meeting.led("gate", judge)
+
+    def _is_wanted(self, name: str) -> bool:
+        only = self.asked.only
+        return only is None or name in only or name.partition(".")[0] in only
+
+    def _room(self, gate: GateReport) -> Room:
+        """Return what was saved beside tensors, and memory for these. Nothing of the state is touched."""
+        room = Room()
+        for name, part in self.state.parts.items():
+            if self._is_wanted(name) and name not in gate.fresh:
+                room.values[name] = value = self._value(name, part)
+                room.tensors |= part.targets(value)
+                if isinstance(part, OptimizerPart):
+                    room.without_state += tuple(key for key, each in value["parameters"].items() if not each["state"])
+        if self.asked.only is None:
+            self._make_room_for_ranks(room, gate)
+        saved = forms_of(self.checkpoint)
+        room.migrators = plan(saved, forms_of(room.tensors), self.state.migrators)
+        return room
+
+    def _value(self, name: str, part: Part) -> Any:
+        """Return what was saved of a component: by rank 0, and by those ranks that held something else."""
+        keys = [f"{VALUES}/{name}", *(local_key(rank, name) for rank in range(self.checkpoint.saved_world_size))]
+        found = [self._read(key) for key in keys if key in self.checkpoint.keys]
+        if not found:
+            raise IncompatibleStateError(
+                f"{self.checkpoint.checkpoint_id} holds nothing of {name}.",
+                hint=f"Pass allow=[{name!r}] to let it begin anew.",
+            )
+        value = merged(part, found)
+        if isinstance(part, OptimizerPart) and self.state.migrators:  # the gate has seen that each change is covered
+            shapes = {key: list(each.shape) for key, each in part.parameters.items()}
+            value = optimizers.reshaped(value, shapes)
+        return value
+
+    def _make_room_for_ranks(self, room: Room, gate: GateReport) -> None:
+        """The same, of what each rank has for itself."""
+        ranks, rank = self.checkpoint.saved_world_size, self.meeting.rank
+        for name, loader in self.state.loaders.items():
+            if name in gate.fresh:
+                continue
+            if ranks == self.meeting.world_size:
+                room.loaders[name] = self._read(local_key(rank, name))
+            else:
+                states = [self._read(local_key(each, name)) for each in range(ranks)]
+                room.loaders[name] = choose(states, loader, rank=rank, world_size=self.meeting.world_size, name=name)
+        room.rng = self._read(local_key(rank, RNG)) if rank < ranks else None
+        if not self._read(f"{VALUES}/progress")["micro_step"]:
+            return
+        room.gradients = [self._read(local_key(each, GRADIENTS)) for each in range(ranks)]
+        room.pending = gradients.targets(
+            self.state.parameters,
+            room.gradients,
+            rank=rank,
+            world_size=self.meeting.world_size,
+            reduction=self.state.gradient_reduction,
+        )
+        room.tensors |= {f"{GRADIENTS}.{key}": each for key, each in room.pending.shared.items()}
+        for source, found in room.pending.local.items():
+            room.tensors |= {local_key(source, f"{GRADIENTS}.{key}"): each for key, each in found.items()}
+
+    def _read(self, key: str) -> Any:
+        return self.checkpoint.value(key, types=self.state.types)
+
+    def _load(self, room: Room) -> int:
+        """Fill the memory, and return how many bytes this rank fetched."""
+        direct = {key: each for key, each in room.tensors.items() if key not in room.migrators}
+        ranks = range(self.checkpoint.saved_world_size)
+        reader = sw.CkptStoreReader(
+            self.asked.url,
+            seq=self.checkpoint.seq,
+            only=(*room.values, GRADIENTS, *(local_key(rank, GRADIENTS) for rank in ranks)),
+            allow_unexpected=bool(room.migrators),
+            engine=self.asked.engine,
+            storage_options=self.asked.storage_options,
+            transfer=self.asked.transfer,
+            observer=self.asked.observer,
+        )
+        sw.load(direct, storage_reader=reader, process_group=self.meeting.given, no_dist=self.meeting.is_alone)
+        assert reader.report is not None  # noqa: S101  (the load has ended well)
+        if extra := sorted({*reader.report.skipped} - room.migrators.keys()):
+            raise IncompatibleStateError(
+                f"{len(extra)} tensors of the checkpoint have no place here: {', '.join(extra[:8])}. Others were loaded.",
+                hint="Build the state as it was saved.",
+                unexpected=extra[:200],
+            )
+        self.meeting.all_do("migrate", lambda: migrate(self.checkpoint, room.tensors, room.migrators))
+        return reader.report.bytes_fetched
+
+    def _restore(self, room: Room) -> tuple[str, ...]:
+        """Let everything be what was saved; return what was done for random numbers, which come last."""
+        for name, value in room.values.items():
+            prefix = f"{name}."
+            own = {key: each for key, each in room.tensors.items() if key.startswith(prefix)}
+            self.state.parts[name].put(value, own)
+        for name, place in room.loaders.items():
+            self.state.loaders[name].load_state_dict(place)
+        if room.pending is not None:
+            gradients.apply(
+                self.state.parameters,
+                room.pending,
+                room.gradients,
+                world_size=self.meeting.world_size,
+                reduction=self.state.gradient_reduction,
+            )
+        if self.asked.only is not None:
+            return ()
+        at = self.checkpoint
+        seed = rng.derived_seed(self.store.run or "", at.global_step or 0, self.meeting.rank)
+        done = rng.restore(room.rng, self.state.generators, seed=seed)
+        said = [f"restored: {', '.join(done.restored)}"] if done.restored else []
+        said += [f"{name}: seeded, because {done.reasons.get(name, 'no state was saved')}" for name in done.seeded]
+        said += [f"{name}: left, because {reason}" for name, reason in done.left.items()]
+        return tuple(said)
+
+    def _check(self) -> tuple[str, ...]:
+        """Compare where the state stands with where it stood.
+
+        Raises:
+            ResumeError: It is not what was saved.
+        """
+        if self.asked.only is not None:
+            return ()
+        ranks = self.checkpoint.saved_world_size
+        saved = Standing.from_json(self._read(local_key(min(self.meeting.rank, ranks - 1), STANDING)))
+        found = static_checks(saved, self.state.standing(self.meeting.world_size))
+        if wrong := failed(found):
+            raise ResumeError(
+                f"What was restored is not what was saved: {'; '.join(map(str, wrong))[:1000]}",
+                hint="Look for code that changes the state while it is being resumed, and resume again.",
+                wrong=[each.as_json() for each in wrong],
+            )
+        return tuple(map(str, found))
+
+
+@dataclass
+class Room:
+    """What was saved of a state, before the state is touched.
+
+    Args:
+        values: Of each part, beside tensors.
+        tensors: Memory for tensors, by key.
+        migrators: Who makes some of them.
+        loaders: Of this rank's loaders.
+        rng: Of this rank's random numbers.
+        gradients: What gradients there are, by saved rank; empty between two optimizer steps.
+        pending: Room for these.
+        without_state: Parameters whose optimizer had nothing to say of them.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    tensors: Tensors = field(default_factory=dict)
+    migrators: dict[str, Migrator] = field(default_factory=dict)
+    loaders: dict[str, Any] = field(default_factory=dict)
+    rng: Any = None
+    gradients: list[Any] = field(default_factory=list)
+    pending: gradients.Targets | None = None
+    without_state: tuple[str, ...] = ()

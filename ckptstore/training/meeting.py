@@ -1,0 +1,145 @@
+"""Where the ranks of a training meet: to take one decision, and to add up small numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from ckptstore.errors import DisagreementError
+from ckptstore.format.canonical import canonical_json
+from ckptstore.format.checksum import hexdigest
+from storage_writers import agreement, ranks
+from storage_writers.ranks import Peers
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+LONGEST_WORK_SECONDS = 3600.0
+"""What a rank may do while the others wait: verify every byte of a checkpoint, say."""
+
+
+class Meeting:
+    """The ranks that save and resume together.
+
+    Args:
+        process_group: Theirs; None: all ranks.
+        one_rank: This process is alone, whatever is around it.
+        seconds: How long a rank that does not come is waited for.
+
+    Raises:
+        InvalidInputError: Several processes run, but this one would be alone.
+    """
+
+    def __init__(
+        self, process_group: dist.ProcessGroup | None = None, *, one_rank: bool = False, seconds: float = 60.0
+    ) -> None:
+        self.peers: Peers = ranks.peers_of(process_group, one_rank=one_rank)
+        self.seconds = seconds
+        self.given = process_group
+        """As it was passed."""
+        self._group: dist.ProcessGroup | None = None
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self.peers.rank
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process is the only one."""
+        return self.peers.world_size == 1
+
+    @property
+    def world_size(self) -> int:
+        """How many meet."""
+        return self.peers.world_size
+
+    def decide(self, what: str, mine: Callable[[], T], judge: Callable[[Sequence[T]], R]) -> R:
+        """Let every rank do its part and rank 0 judge; return the answer, or raise the same error, on all.
+
+        Args:
+            what: Names the question.
+            mine: This rank's part.
+            judge: Looks at all parts, by rank.
+
+        Raises:
+            DisagreementError: A rank did not come.
+            CkptStoreError: What `judge`, or `mine` on some rank, raised.
+        """
+        peers = dataclasses.replace(self.peers, channel=f"{self.peers.channel}/training/{what}")
+        seconds = self.seconds + agreement.work_seconds(peers, longest=LONGEST_WORK_SECONDS)
+        return agreement.agree(peers, mine, judge, seconds=seconds)
+
+    def led(self, what: str, work: Callable[[], R]) -> R:
+        """Let rank 0 do `work`, and return what it returned, or raise what it raised, on all ranks."""
+        return cast("R", self.decide(what, lambda: work() if self.rank == 0 else None, lambda parts: parts[0]))
+
+    def all_do(self, what: str, work: Callable[[], T]) -> T:
+        """Do `work` on every rank; if it fails on one, raise that on all."""
+        done: list[T] = []
+        self.decide(what, lambda: done.append(work()), lambda _: None)
+        return done[0]
+
+    def gathered(self, what: str, mine: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return on rank 0 the union of what the ranks say, and None on the others.
+
+        They say the same, as a rule; then digests are all that travels.
+
+        Raises:
+            DisagreementError: Two ranks say different things in one place.
+        """
+        digest = hexdigest(canonical_json(mine, what=what))
+        alike = self.decide(f"{what}/digest", lambda: digest, lambda parts: len(set(parts)) == 1)
+        if alike:
+            return dict(mine) if self.rank == 0 else None
+        whole: list[dict[str, Any]] = []
+        self.decide(f"{what}/whole", lambda: dict(mine), lambda parts: whole.append(_union(what, parts)))
+        return whole[0] if whole else None
+
+    def sums(self, floats: Sequence[float], integers: Sequence[int] = ()) -> tuple[list[float], list[int]]:
+        """Add numbers up over the ranks. Collective, on a gloo group of its own; the sum of integers is modulo 2^64."""
+        if self.world_size == 1:
+            return list(floats), list(integers)
+        halves = [half for each in integers for half in (each & 0xFFFFFFFF, (each >> 32) & 0xFFFFFFFF)]
+        counted = torch.tensor(halves or [0], dtype=torch.int64)
+        added = torch.tensor(list(floats) or [0.0], dtype=torch.float64)
+        dist.all_reduce(added, group=self.group)
+        dist.all_reduce(counted, group=self.group)
+        pairs = counted.tolist()
+        whole = [(pairs[2 * i] + (pairs[2 * i + 1] << 32)) % 2**64 for i in range(len(integers))]
+        return added.tolist()[: len(floats)], whole
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """A gloo group of their own; the first use makes it, which is collective."""
+        if self._group is None and self.world_size > 1:
+            members = dist.get_process_group_ranks(self.given) if self.given is not None else None
+            self._group = cast(
+                "dist.ProcessGroup",
+                dist.new_group(members, backend="gloo", use_local_synchronization=members is not None),
+            )
+        return self._group
+
+
+def _union(what: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    whole: dict[str, Any] = {}
+    for rank, part in enumerate(parts):
+        _merge(whole, part, f"{what} on rank {rank}")
+    return whole
+
+
+def _merge(whole: dict[str, Any], more: Mapping[str, Any], where: str) -> None:
+    for key, value in more.items():
+        if key not in whole:
+            whole[key] = dict(value) if isinstance(value, Mapping) else value
+        elif isinstance(value, Mapping) and isinstance(whole[key], dict):
+            _merge(whole[key], value, f"{where}: {key}")
+        elif whole[key] != value:
+            raise DisagreementError(
+                f"Ranks differ in {where}: {key} is {value!r:.80} there, and {whole[key]!r:.80} on one before.",
+                hint="Build the same training state on every rank.",
+            )

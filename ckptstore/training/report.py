@@ -1,0 +1,115 @@
+"""What a resume did: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptstore.training.proof import Proof
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A newer checkpoint that was not resumed from.
+
+    Args:
+        checkpoint_id, seq, global_step: Which one.
+        reason: What is wrong with it.
+    """
+
+    checkpoint_id: str
+    seq: int
+    global_step: int | None
+    reason: str
+
+
+@dataclass(slots=True)
+class ResumeReport:
+    """What a resume did.
+
+    Args:
+        url: Root of the run that was resumed from; None on a fresh start.
+        run: Its identity.
+        checkpoint_id, seq, global_step: The checkpoint.
+        is_fresh: There was nothing to resume from, and nothing was changed.
+        passed_over: Newer ones that are damaged.
+        steps_lost: By which the newest of these is ahead; None: it does not say its step.
+        saved_world_size, world_size: Ranks then and now.
+        saved_parallelism, parallelism: Degrees then and now.
+        decision: What allows this change of topology.
+        accepted: Differences that were allowed, each with old and new.
+        migrated: What turned what was saved into what is here, by name.
+        restored: Components, in order.
+        without_state: Parameters that have no moments, because they had none when saved.
+        random: What was done for random numbers.
+        checks: What was compared after everything was restored.
+        bytes_fetched: By this rank.
+        seconds: Time by phase.
+        proof: How the first steps compare with the run that went on; None while they are not known.
+    """
+
+    url: str | None = None
+    run: str | None = None
+    checkpoint_id: str | None = None
+    seq: int | None = None
+    global_step: int | None = None
+    is_fresh: bool = True
+    passed_over: tuple[PassedOver, ...] = ()
+    steps_lost: int | None = 0
+    saved_world_size: int | None = None
+    world_size: int = 1
+    saved_parallelism: Mapping[str, int] = field(default_factory=dict)
+    parallelism: Mapping[str, int] = field(default_factory=dict)
+    decision: str = ""
+    accepted: tuple[str, ...] = ()
+    migrated: tuple[str, ...] = ()
+    restored: tuple[str, ...] = ()
+    without_state: tuple[str, ...] = ()
+    random: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    bytes_fetched: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    proof: Proof | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        plain["passed_over"] = [dataclasses.asdict(each) for each in self.passed_over]
+        plain["proof"] = None if self.proof is None else self.proof.as_json()
+        return {
+            name: list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+            for name, value in plain.items()
+        }
+
+    def table(self) -> str:
+        """Return it for people, a line for each thing that can be said."""
+        if self.is_fresh:
+            return "A fresh start: nothing is committed yet."
+        lines = [
+            ("resumed from", f"{self.checkpoint_id} (step {self.global_step}, seq {self.seq}) of {self.url}"),
+            *(("passed over", f"{each.checkpoint_id} (seq {each.seq}): {each.reason}") for each in self.passed_over),
+            *([("steps lost", str(self.steps_lost))] if self.passed_over else []),
+            ("ranks", f"{self.saved_world_size} then, {self.world_size} now"),
+            ("parallelism", f"{_shown(self.saved_parallelism)} then, {_shown(self.parallelism)} now"),
+            ("allowed by", self.decision),
+            *(("accepted", each) for each in self.accepted),
+            *(("migrated", each) for each in self.migrated),
+            ("restored", ", ".join(self.restored)),
+            *([("no moments", _some(self.without_state))] if self.without_state else []),
+            *(("random numbers", each) for each in self.random),
+            *(("checked", each) for each in self.checks),
+            ("fetched", f"{self.bytes_fetched} bytes in {sum(self.seconds.values()):.2f} s"),
+            ("proof", "not known yet" if self.proof is None else self.proof.verdict),
+        ]
+        width = max(len(name) for name, _ in lines)
+        return "\n".join(f"{name:{width}}  {value}" for name, value in lines)
+
+
+def _shown(parallelism: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {degree}" for name, degree in sorted(parallelism.items())) or "not said"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")  # noqa: PLR2004

@@ -1,0 +1,65 @@
+"""The way back: from the newest committed checkpoint that is whole to a state that may train. See `flow` for one."""
+
+from __future__ import annotations
+
+from ckptstore import CheckpointStore
+from ckptstore.errors import IntegrityError, ResumeError
+from ckptstore.training.flow import Asked, Flow
+from ckptstore.training.meeting import Meeting
+from ckptstore.training.report import PassedOver, ResumeReport
+from ckptstore.training.state import TrainingState
+
+
+def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport:
+    """Let `state` be what was saved, or say that nothing was. Collective.
+
+    Args:
+        state: Is changed only after everything that can be checked before was checked, on all ranks.
+        asked: From what.
+        meeting: The ranks.
+
+    Raises:
+        NotFoundError: There is no such checkpoint. UncommittedError: it was never committed.
+        IncompatibleStateError: It may not be loaded here; every difference is named, and what would open the way.
+        ResumeError: There are checkpoints and none is whole, or what was restored is not what was saved.
+        IntegrityError: The log is damaged, or the one that was asked for.
+        DisagreementError: A rank did not come, or was built otherwise.
+    """
+    store = meeting.all_do("open", asked.open)
+    candidates = meeting.led("candidates", lambda: _candidates(store, asked))
+    passed_over: list[PassedOver] = []
+    for seq in candidates:
+        flow = Flow(state, asked, meeting, store, store.get(seq=seq))
+        try:
+            report = flow.run()
+        except IntegrityError as error:
+            if asked.is_one:
+                raise
+            at = flow.checkpoint
+            passed_over.append(PassedOver(at.checkpoint_id, at.seq, at.global_step, error.message))
+            continue
+        report.passed_over = tuple(passed_over)
+        report.steps_lost = _steps_lost(passed_over, report.global_step)
+        return report
+    if passed_over:
+        raise ResumeError(
+            f"None of the {len(passed_over)} checkpoints of {store.url} is whole: {passed_over[0].reason}",
+            hint=f"Run `ckptstore verify {store.url} --all --level full`.",
+            damaged=[each.checkpoint_id for each in passed_over],
+        )
+    return ResumeReport(world_size=meeting.world_size)
+
+
+def _candidates(store: CheckpointStore, asked: Asked) -> list[int]:
+    if asked.is_one:
+        return [store.get(asked.checkpoint_id, step=asked.step, seq=asked.seq).seq]
+    if store.latest() is None:
+        return []
+    return [each.seq for each in store.checkpoints()]
+
+
+def _steps_lost(passed_over: list[PassedOver], step: int | None) -> int | None:
+    if not passed_over:
+        return 0
+    newest = passed_over[0].global_step
+    return None if newest is None or step is None else newest - step

@@ -1,0 +1,101 @@
+"""One save of a training state: what its ranks hold, described so that it can be judged before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import storage_writers as sw
+from ckptstore.errors import DisagreementError
+from ckptstore.training.meeting import Meeting
+from ckptstore.training.schedule import Keep
+from ckptstore.training.state import Captured, TrainingState
+
+STATE, FINGERPRINTS = "state", "fingerprints"
+"""The names of two documents: what a state is made of, and what stands behind its fingerprints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the user says of one save.
+
+    Args:
+        metrics: Numbers by name.
+        tags: Labels.
+        keep: What is to be kept.
+        checkpoint_id: The name; None: after the step.
+    """
+
+    metrics: Mapping[str, float] | None = None
+    tags: Sequence[str] = ()
+    keep: Keep | None = None
+    checkpoint_id: str | None = None
+
+
+def save(
+    state: TrainingState, writer: sw.CkptStoreWriter, meeting: Meeting, said: Said, *, background: bool
+) -> sw.SaveFuture | None:
+    """Save a state; in the background return as soon as it may be changed.
+
+    Args:
+        state: Is not changed.
+        writer: Of the same ranks as `meeting`.
+        meeting: Where the ranks agree on what they hold.
+        said: Of this save.
+        background: Return a future, and save meanwhile.
+
+    Raises:
+        UnsupportedError: A value cannot be stored; its place is named. On all ranks, before anything is uploaded.
+        DisagreementError: Ranks hold different values of what must be the same.
+        CkptStoreError: See `storage_writers.save` and `storage_writers.async_save`.
+
+    If killed: see `CkptStoreWriter.finish`.
+    """
+    captured = meeting.all_do("capture", lambda: state.capture(meeting.rank, meeting.world_size))
+    differing = _differing(meeting, captured)
+    facts = meeting.gathered("facts", state.facts())
+    prints = state.fingerprints
+    progress = state.progress
+    name = said.checkpoint_id or _name(progress.global_step, progress.micro_step)
+    documents = {each: one.document for each, one in prints.items() if one.document is not None}
+    writer.describe(
+        global_step=progress.global_step,
+        parallelism=state.parallelism,
+        training_state={
+            "progress": progress.as_json(),
+            "lr": state.learning_rates()[:64],
+            "scale": state.scales()[:64],
+            **({} if said.keep is None else {"keep": said.keep.as_json}),
+        },
+        metrics=said.metrics,
+        fingerprints={each: one.digest for each, one in prints.items()},
+        tags=said.tags,
+        documents={FINGERPRINTS: documents, STATE: facts or {}},
+    )
+    plain = captured.state_dict(meeting.rank, differing=differing)
+    way: Callable[..., Any] = sw.async_save if background else sw.save
+    future = way(plain, checkpoint_id=name, storage_writer=writer)
+    return future if background else None
+
+
+def _name(step: int, micro_step: int) -> str:
+    return f"step-{step}" if not micro_step else f"step-{step}.micro-{micro_step}"
+
+
+def _differing(meeting: Meeting, captured: Captured) -> frozenset[str]:
+    """Return the components of which this rank holds another value than rank 0, where that may be."""
+
+    def judge(parts: Sequence[Mapping[str, str]]) -> list[list[str]]:
+        for rank, part in enumerate(parts):
+            unlike = sorted(name for name in {*part, *parts[0]} if part.get(name) != parts[0].get(name))
+            if wrong := [name for name in unlike if name not in captured.mergeable]:
+                raise DisagreementError(
+                    f"Rank {rank} holds another {', '.join(wrong)} than rank 0.",
+                    hint="Give all ranks the same, or pass what is each rank's own as loader= or PerRank.",
+                    components=wrong,
+                    rank=rank,
+                )
+        return [sorted(name for name in part if part[name] != parts[0].get(name)) for part in parts]
+
+    return frozenset(meeting.decide("values", lambda: captured.digests, judge)[meeting.rank])
