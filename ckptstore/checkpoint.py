@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.parts import load_parts
+from ckptstore.protocol.traces import read_trace
 from ckptstore.transfer.assemble import box_of, read_bytes, whole
 
 
@@ -79,6 +81,26 @@ class Checkpoint:
     def commit(self) -> Commit:
         """The whole commit record."""
         return self.committed.commit
+
+    @property
+    def verified(self) -> str | None:
+        """The strongest level at which it was verified since, as the log said when this was asked for, or None."""
+        return self.committed.verified
+
+    @property
+    def proved(self) -> str | None:
+        """The verdict on the last resume from it that was proved, as the log said when this was asked for, or None."""
+        return self.committed.proved
+
+    def trace(self) -> Mapping[str, Any] | None:
+        """Return what the run did right after it, as JSON; None if that was never stored. Asks the store each time.
+
+        Raises:
+            IntegrityError: It is damaged, or is another checkpoint's: no trace. The checkpoint is none the worse.
+            UnsupportedError: A newer version wrote it.
+            UnavailableError: The store could not be read. AccessDeniedError: it refused.
+        """
+        return read_trace(self._store, self.committed)
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.checkpoint_id!r}, seq={self.seq}, step={self.global_step})"

@@ -15,6 +15,7 @@ from ckptstore.options import LogOptions, TransferOptions
 from ckptstore.protocol.catalog import Catalog, Reason, Uncommitted
 from ckptstore.protocol.fold import Committed, Ignored, Reign
 from ckptstore.protocol.log import Entry, RunLog
+from ckptstore.protocol.traces import write_trace
 from ckptstore.protocol.verify import Level, Progress, Verdict, readable_records, unwatched
 
 
@@ -293,6 +294,48 @@ class CheckpointStore:
         If killed: it is restored or not.
         """
         return self._catalog.restore([self._named(checkpoint).seq]) is not None
+
+    def prove(self, checkpoint: Checkpoint | str, *, verdict: str) -> bool:
+        """Record that a resume from a checkpoint went on as the run did; False if this verdict is recorded already.
+
+        Args:
+            checkpoint: Which one, or what `get` finds it by: its name, or `name@seq`.
+            verdict: What was compared, in a line. The last one is shown.
+
+        Raises:
+            InvalidInputError: `verdict` is no text, empty or too long.
+            NotFoundError: There is none, or it is retired meanwhile. UncommittedError: it was never committed.
+            CommitUnknownError: Whether it is recorded is not known; ask again.
+            UnsupportedError: A newer version wrote to the log, or the store cannot be written to safely.
+            UnavailableError: It was not done within the deadline. AccessDeniedError: the store refused.
+            IntegrityError: The log is damaged; nothing was written.
+
+        If killed: it is recorded or not.
+        """
+        return self._catalog.prove(self._named(checkpoint).seq, verdict=verdict) is not None
+
+    def write_trace(
+        self, checkpoint: Checkpoint | str, trace: Mapping[str, object], *, deadline_seconds: float | None = None
+    ) -> None:
+        """Store what the run did right after a checkpoint, once: what a resume from it is compared with.
+
+        Args:
+            checkpoint: Which one. Only the job that wrote it knows what came after.
+            trace: JSON of at most 1 MiB.
+            deadline_seconds: How long it is tried; by default as long as an append to the log is.
+
+        Raises:
+            InvalidInputError: The trace is no JSON, or too long.
+            NotFoundError: There is none, or it is retired meanwhile. UncommittedError: it was never committed.
+            ConflictError: It has another trace, which stays.
+            OutcomeUnknownError: Whether it was stored is not known; try again with the same trace.
+            UnsupportedError: A newer version wrote to the log, or the store cannot be written to safely.
+            UnavailableError: It was not stored. AccessDeniedError: the store refused.
+            IntegrityError: The log is damaged; nothing was written.
+
+        If killed: the whole trace is there or none. The checkpoint is the same.
+        """
+        write_trace(self._log, self._named(checkpoint).committed, trace, deadline_seconds=deadline_seconds)
 
     def _named(self, checkpoint: Checkpoint | str) -> Checkpoint:
         return checkpoint if isinstance(checkpoint, Checkpoint) else self.get(checkpoint)

@@ -166,6 +166,7 @@ def _notes(line: Document, *, latest: int | None) -> str:
     notes += [line["set_aside"]] if line["set_aside"] else []
     notes += [f"pinned by {', '.join(pin['holder'] for pin in line['pins'])}"] if line["pins"] else []
     notes += [f"verified: {line['verified']}"] if line["verified"] else []
+    notes += ["proved"] if line["proved"] else []  # `show` has the verdict
     return "; ".join(notes)
 
 

@@ -17,6 +17,7 @@ from ckptstore.format.canonical import canonical_json, read_fields
 from ckptstore.format.codec import PartRef, ref_from, ref_value
 from ckptstore.format.columns import Fault
 from ckptstore.format.layout import LATEST_KEY, RUN_KEY, Stem, own_key, slot_key
+from ckptstore.format.seal import SEAL_BYTES, seal, unsealed
 from ckptstore.format.strict_json import parse_json
 from ckptstore.format.version import FORMAT, INSTALL_HINT
 from ckptstore.units import KIB
@@ -248,7 +249,7 @@ def encode_record(record: Known, envelope: Envelope) -> bytes:
     value = {**record_fields(record), **{key: at for key, at in asdict(envelope).items() if at is not None}}
     value["kind"] = record.KIND
     head = canonical_json(value)[:-1]
-    body = head + _seal(head)
+    body = head + seal(head)
     if len(body) > MAX_RECORD_BYTES:
         raise InvalidInputError(
             f"The {record.KIND} record takes {len(body)} bytes, {MAX_RECORD_BYTES} are allowed.",
@@ -272,8 +273,8 @@ def decode_record(body: bytes, *, seq: int, run: str) -> tuple[Envelope, Record,
         IntegrityError: The bytes are not what was written there; slot, expected and found are named.
     """
     key = slot_key(seq)
-    head = body[: -len(_seal(b""))]
-    if len(body) > MAX_RECORD_BYTES or body[len(head) :] != _seal(head):
+    head = body[:-SEAL_BYTES]
+    if len(body) > MAX_RECORD_BYTES or body[len(head) :] != seal(head):
         expected, found = blake3(head).hexdigest(), body[len(head) :][-67:-3].decode(errors="replace")
         raise _damaged(key, "is cut, altered or too long", expected=expected, found=found)
     try:
@@ -365,10 +366,6 @@ def _parsed(body: bytes, key: str) -> Any:
     return value
 
 
-def _seal(head: bytes) -> bytes:
-    return b',"self":"' + blake3(head).hexdigest().encode() + b'"}\n'
-
-
 def _damaged(key: str, what: str, **facts: object) -> IntegrityError:
     shown = "".join(f", {name} {facts[name]}" for name in ("expected", "found") if name in facts)
     return IntegrityError(f"{key} {what}{shown}.", hint="Run `ckptstore verify URL --level chain`.", key=key, **facts)
@@ -400,7 +397,7 @@ def decode_run(body: bytes) -> RunFile:
 def encode_latest(hint: LatestHint) -> bytes:
     """Return the bytes of `latest.json`, sealed like a record: a damaged one must not look like a lost tail (I10)."""
     head = canonical_json(asdict(hint))[:-1]
-    return head + _seal(head)
+    return head + seal(head)
 
 
 def decode_latest(body: bytes) -> LatestHint:
@@ -409,7 +406,7 @@ def decode_latest(body: bytes) -> LatestHint:
     Raises:
         CkptStoreError: It says nothing that could be followed.
     """
-    head = body[: -len(_seal(b""))]
-    if body[len(head) :] != _seal(head):
+    value = unsealed(body)
+    if value is None:
         raise _damaged(LATEST_KEY, "is cut or altered")
-    return read_fields(LatestHint, _parsed(head + b"}", LATEST_KEY), record_blake3=canonical.digest)
+    return read_fields(LatestHint, _parsed(value, LATEST_KEY), record_blake3=canonical.digest)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ckptstore.errors import InvalidInputError, NotFoundError, ResumeError, UncommittedError
 from ckptstore.format.layout import DATA_PREFIX, Stem, encode_name, parse_data_key
-from ckptstore.format.records import ABANDONED, QUARANTINED, Known, Pin, Restore, SetAside, Unpin
+from ckptstore.format.records import ABANDONED, QUARANTINED, Known, Pin, Proved, Restore, SetAside, Unpin
 from ckptstore.nearest import meant
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 from ckptstore.options import TransferOptions
@@ -199,6 +199,23 @@ class Catalog:
 
         def decide(fold: Fold) -> Unpin | None:
             return Unpin(seq, holder) if holder in [pin.holder for pin in _at(fold, seq, None).pins] else None
+
+        return self._append(decide)
+
+    def prove(self, seq: int, *, verdict: str) -> Entry | None:
+        """Record that a resume from a checkpoint went on as the run did; None if this verdict is recorded already.
+
+        Raises:
+            InvalidInputError: The verdict is no text, empty or too long.
+            NotFoundError: It is not a kept checkpoint.
+            CommitUnknownError: Whether it is recorded is not known. See `RunLog.append` for the rest.
+
+        If killed: it is recorded or not.
+        """
+        check_who(verdict=verdict)
+
+        def decide(fold: Fold) -> Proved | None:
+            return None if _at(fold, seq, None).proved == verdict else Proved(seq, verdict)
 
         return self._append(decide)
 

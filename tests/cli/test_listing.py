@@ -210,3 +210,13 @@ def test_one_thing_is_told_as_one(ckptstore, run):
     assert " 2 shards, " in told
     run.abandon("c", ranks=1)
     assert "(1 object, " in ckptstore("ls", run.url).out
+
+
+def test_a_checkpoint_from_which_a_resume_was_proved_is_called_so(ckptstore, run):
+    run.save("a")
+    run.catalog.prove(run.save("b").seq, verdict="5 steps the same")
+    found = ckptstore("ls", run.url)
+    assert row(found, "b").endswith("latest; proved")
+    assert "proved" not in row(found, "a")
+    assert "5 steps the same" in ckptstore("show", run.url, "b").out
+    assert ckptstore("ls", run.url, "--json").json["committed"][0]["proved"] == "5 steps the same"

@@ -14,6 +14,7 @@ from safetensors import safe_open
 import ckptstore.format
 from ckptstore.format.checksum import hexdigest
 from ckptstore.format.codec import PartRef, decode_part, decode_root
+from ckptstore.format.trace import decode_trace
 from ckptstore.format.value_types import standard_types
 from ckptstore.format.values import decode_value
 from ckptstore.objectstore.memory import MemoryStore
@@ -95,7 +96,13 @@ def test_the_golden_values_document_comes_back():
     assert repr(value) == repr(MAKER["VALUE"])
 
 
-@pytest.mark.parametrize("name", ["part-1.json.gz", "root-1.json.gz", "values-1.json"])
+def test_the_golden_trace_comes_back():
+    body = (GOLDEN / "trace-1.json").read_bytes()
+    trace = decode_trace(body, **MAKER["COMMIT"], key="trace.json")
+    assert trace == {"observations": [{"global_step": 4, "loss": 2.5}, {"global_step": 5, "loss": "NaN"}]}
+
+
+@pytest.mark.parametrize("name", ["part-1.json.gz", "root-1.json.gz", "values-1.json", "trace-1.json"])
 def test_the_examples_of_the_specification_are_the_golden_files(name):
     golden = (GOLDEN / name).read_bytes()
     text = (gzip.decompress(golden) if name.endswith(".gz") else golden).decode()

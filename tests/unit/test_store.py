@@ -516,3 +516,20 @@ def test_a_description_that_is_not_finite_is_kept(run):
     metrics = CheckpointStore.open(run.url).latest().metrics
     assert np.isnan(metrics["loss"])
     assert metrics["best"] == -np.inf
+
+
+def test_what_the_run_did_next_and_that_a_resume_did_the_same_is_told_of_a_checkpoint(run):
+    run.save("a")
+    run.save("b")
+    desk = CheckpointStore.open(run.url)
+    latest = desk.latest()
+    assert (latest.trace(), latest.proved, latest.verified) == (None, None, None)
+    desk.write_trace(latest, {"observations": [{"global_step": 1, "loss": 0.5}]})
+    assert desk.prove("b", verdict="1 step the same")
+    assert not desk.prove(latest, verdict="1 step the same")
+    found = CheckpointStore.open(run.url).get("b")
+    assert found.trace() == {"observations": [{"global_step": 1, "loss": 0.5}]}
+    assert found.proved == "1 step the same"
+    assert CheckpointStore.open(run.url).get("a").trace() is None
+    assert desk.uncommitted() == []
+    assert desk.verify("b", level="full").ok

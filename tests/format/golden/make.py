@@ -14,6 +14,7 @@ from ckptstore.format.checksum import hexdigest
 from ckptstore.format.codec import Part, PartRef, encode_part, encode_root
 from ckptstore.format.layout import Stem
 from ckptstore.format.shard import Chunk, StoredShard, TensorMeta, lay_out
+from ckptstore.format.trace import encode_trace
 from ckptstore.format.value_types import standard_types
 from ckptstore.format.values import encode_value
 from ckptstore.objectstore.memory import MemoryStore
@@ -33,6 +34,8 @@ VALUE = {
     "rng": np.array([1, 2, 3], np.uint32),
     "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
 }
+TRACE = {"observations": [{"global_step": 4, "loss": 2.5}, {"global_step": 5, "loss": float("nan")}]}
+COMMIT = {"seq": 1, "record_blake3": "6" * 64}
 
 CHUNKS = (
     Chunk(TensorMeta("50%", "bfloat16", (2,)), (0,), (2,), 4),
@@ -68,6 +71,7 @@ def files() -> dict[str, bytes]:
         "part-1.json.gz": part,
         "root-1.json.gz": encode_root([ref])[0],
         "values-1.json": encode_value(VALUE, types=standard_types()),
+        "trace-1.json": encode_trace(TRACE, **COMMIT),
     }
 
 
