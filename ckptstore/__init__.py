@@ -27,6 +27,7 @@ from ckptstore.errors import (
 )
 from ckptstore.events import Observer
 from ckptstore.format.records import Commit
+from ckptstore.format.value_types import ValueTypes
 from ckptstore.options import LogOptions, RetryOptions, TransferOptions
 from ckptstore.protocol.catalog import Uncommitted
 from ckptstore.protocol.fold import Committed, Ignored, Reign
@@ -70,5 +71,6 @@ __all__ = [
     "UncommittedError",
     "UnsafePickleError",
     "UnsupportedError",
+    "ValueTypes",
     "Verdict",
 ]

@@ -10,17 +10,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptstore.errors import NotFoundError
+from ckptstore.errors import InvalidInputError, NotFoundError, UnsupportedError
 from ckptstore.format.codec import Part
 from ckptstore.format.dtypes import array_dtype
 from ckptstore.format.records import Commit
 from ckptstore.format.shard import Shard, StoredItem, TensorMeta
+from ckptstore.format.value_types import ValueTypes, standard_types
+from ckptstore.format.values import CODEC, MAX_VALUE_BYTES, decode_value
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.parts import load_parts
 from ckptstore.protocol.traces import read_trace
 from ckptstore.transfer.assemble import box_of, read_bytes, whole
+
+_PLACES = "Checkpoint.read gives a tensor, storage_writers.load what DCP saved."
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,15 @@ class Key:
         dtype: torch's name without the module, or `bytes` for a value that is not a tensor.
         shape: Global shape; `(nbytes,)` for `bytes`.
         nbytes: Stored bytes.
+        codec: Of `bytes`: what they are, `torch.save` or `ckptstore.json/1`, which `Checkpoint.value` reads. Of a
+            tensor None.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    codec: str | None = None
 
 
 class Checkpoint:
@@ -114,13 +121,18 @@ class Checkpoint:
             UnsupportedError: A newer version wrote it.
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
-        sizes: dict[TensorMeta, int] = {}
-        for items in self._items.values():
-            for _, item in items:
-                sizes[item.chunk.tensor] = sizes.get(item.chunk.tensor, 0) + item.chunk.nbytes
+        found: dict[TensorMeta, list[StoredItem]] = {}
+        for _, item in (each for items in self._items.values() for each in items):
+            found.setdefault(item.chunk.tensor, []).append(item)
         return {
-            tensor.name: Key(tensor.name, tensor.dtype, tensor.shape, nbytes)
-            for tensor, nbytes in sorted(sizes.items(), key=lambda pair: pair[0].name)
+            tensor.name: Key(
+                tensor.name,
+                tensor.dtype,
+                tensor.shape,
+                sum(item.chunk.nbytes for item in items),
+                items[0].chunk.codec,
+            )
+            for tensor, items in sorted(found.items(), key=lambda pair: pair[0].name)
         }
 
     def read(self, key: str, index: Sequence[slice] = ()) -> npt.NDArray[np.generic]:
@@ -142,6 +154,46 @@ class Checkpoint:
             UnsupportedError: A newer version wrote it.
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
+        items = self._items_of(key)
+        tensor = items[0][1].chunk.tensor
+        box = box_of(tensor, index) if index else whole(tensor)
+        raw = read_bytes(self._store, items, box, options=self._transfer)
+        dtype = array_dtype(tensor.dtype)
+        return raw if dtype is None else raw.view(dtype)[..., 0]
+
+    def value(self, key: str, *, types: ValueTypes | None = None) -> Any:
+        """Return a typed value, one that was saved as a `storage_writers.TypedValue`, with the types that it had.
+
+        Its bytes are verified. Nothing is unpickled, imported or called because they say so.
+
+        Args:
+            key: Fully qualified name.
+            types: What it may hold beyond Python's own types, NumPy's and the standard library's: without them,
+                `ckptstore.format.value_types.standard_types()`.
+
+        Raises:
+            NotFoundError: The checkpoint has no such key.
+            UnsupportedError: It is no typed value, or holds a type that is not in `types`; or a newer version wrote it.
+            IntegrityError: A byte is not what was written, or the document is none that a writer writes.
+            InvalidInputError: It is larger than 64 MiB.
+            UnavailableError: The store could not be read. AccessDeniedError: it refused.
+        """
+        chunk = self._items_of(key)[0][1].chunk
+        if chunk.codec != CODEC:
+            stored = f"a {chunk.tensor.dtype} tensor {list(chunk.tensor.shape)}" if chunk.codec is None else chunk.codec
+            raise UnsupportedError(
+                f"{key} is no typed value: it is stored as {stored}.", hint=_PLACES, key=key, codec=chunk.codec
+            )
+        if chunk.nbytes > MAX_VALUE_BYTES:
+            raise InvalidInputError(
+                f"{key} has {chunk.nbytes} bytes; a typed value has at most {MAX_VALUE_BYTES}.",
+                hint="Read its bytes with Checkpoint.read.",
+                key=key,
+            )
+        body = self.read(key).tobytes()
+        return decode_value(body, types=standard_types() if types is None else types, name=key)
+
+    def _items_of(self, key: str) -> list[tuple[Shard, StoredItem]]:
         items = self._items.get(key)
         if items is None:
             raise NotFoundError(
@@ -149,11 +201,7 @@ class Checkpoint:
                 hint=f"Run `ckptstore show {self._store.url} {self.checkpoint_id} --keys`.",
                 key=key,
             )
-        tensor = items[0][1].chunk.tensor
-        box = box_of(tensor, index) if index else whole(tensor)
-        raw = read_bytes(self._store, items, box, options=self._transfer)
-        dtype = array_dtype(tensor.dtype)
-        return raw if dtype is None else raw.view(dtype)[..., 0]
+        return items
 
     @cached_property
     def _parts(self) -> Sequence[Part]:

@@ -16,6 +16,7 @@ from storage_writers.outstanding import SaveFuture
 from storage_writers.reader import CkptStoreReader, LoadReport
 from storage_writers.save_planner import SavePlanner
 from storage_writers.survivors import cause
+from storage_writers.typed import TypedValue
 from storage_writers.writer import CkptStoreWriter
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "LoadReport",
     "SaveFuture",
     "SavePlanner",
+    "TypedValue",
     "async_save",
     "begin_incarnation",
     "cause",

@@ -14,8 +14,11 @@ from torch.distributed.tensor import DTensor
 from ckptstore.errors import CkptStoreError, UnsupportedError
 from ckptstore.format.dtypes import DTYPES
 from storage_writers import tensors
+from storage_writers.typed import TypedValue
 
-_FIXED = frozenset({int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
+_FIXED = frozenset(
+    {int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, TypedValue}
+)
 """Types whose values nobody can change."""
 
 _PLAIN = torch.Tensor.__torch_dispatch__

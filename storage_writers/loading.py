@@ -178,13 +178,15 @@ class Fetcher:
 
         Raises:
             UnsafePickleError: A value needs unrestricted pickle and that is not allowed.
-            UnsupportedError: A value was not written by `torch.save`.
+            UnsupportedError: A value was not written by `torch.save`; a typed value is read by `Checkpoint.value`.
         """
         for read in reads:
-            if read.stored.chunk.codec != TORCH_SAVE:
+            chunk = read.stored.chunk
+            if chunk.codec != TORCH_SAVE:
                 raise UnsupportedError(
-                    f"{read.stored.chunk.tensor.name} is stored as {read.stored.chunk.codec}, which DCP cannot load.",
-                    hint="Leave it out: only=(...) names what to load.",
+                    f"{chunk.tensor.name} is stored as {chunk.codec}, which DCP cannot load.",
+                    hint="Read it with Checkpoint.value(key), and load the tensors without it: only=(...) names them.",
+                    key=chunk.tensor.name,
                 )
         raw = [np.empty((read.stored.chunk.nbytes, 1), np.uint8) for read in reads]
         self._read(

@@ -14,9 +14,11 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.format.layout import encode_name
 from ckptstore.format.shard import Chunk, TensorMeta, lay_out
+from ckptstore.format.values import CODEC
 from ckptstore.protocol.attempt import Attempt
 from storage_writers import pickles, tensors
 from storage_writers.staged import COPY_SECONDS, Staged
+from storage_writers.typed import TypedValue
 
 TORCH_SAVE = "torch.save"
 
@@ -151,13 +153,17 @@ class Contents:
     def _bytes_chunk(self, index: int, item: WriteItem, *, allow_pickle: bool) -> Chunk:
         key = item.index.fqn
         held = getattr(self._planner, "state_dict", None)
-        if self._staged is not None and isinstance(held, dict) and isinstance(held.get(key), Mapping | list):
-            held[key] = self._staged.taken_out(held[key])
-        data = pickles.saved_bytes(lambda: self._planner.resolve_data(item), key=key)
-        pickled = pickles.check(data, key=key, allow_pickle=allow_pickle)
+        value = held.get(key) if isinstance(held, dict) else None
+        if isinstance(value, TypedValue):
+            data, codec, pickled = value.body, CODEC, False
+        else:
+            if self._staged is not None and isinstance(held, dict) and isinstance(value, Mapping | list):
+                held[key] = self._staged.taken_out(value)
+            data, codec = pickles.saved_bytes(lambda: self._planner.resolve_data(item), key=key), TORCH_SAVE
+            pickled = pickles.check(data, key=key, allow_pickle=allow_pickle)
         self._bytes[index] = data
         meta = TensorMeta(key, "bytes", (len(data),))
-        return Chunk(meta, (0,), (len(data),), len(data), codec=TORCH_SAVE, pickled=pickled)
+        return Chunk(meta, (0,), (len(data),), len(data), codec=codec, pickled=pickled)
 
     def pieces(self, index: int) -> Iterator[bytes | memoryview]:
         """Yield the bytes of item `index`.

@@ -66,7 +66,13 @@ def details_document(checkpoint: Checkpoint) -> Document:
 
 def key_document(key: Key) -> Document:
     """Return what a checkpoint says of one key."""
-    return {"name": key.name, "dtype": key.dtype, "shape": list(key.shape), "bytes": key.nbytes}
+    return {
+        "name": key.name,
+        "dtype": key.dtype,
+        "shape": list(key.shape),
+        "bytes": key.nbytes,
+        "codec": key.codec,
+    }
 
 
 def attempt_document(attempt: Uncommitted) -> Document:

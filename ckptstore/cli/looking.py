@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import typer
@@ -39,7 +40,7 @@ def show(
     if keys:
         print_line()
         rows = [
-            (each["dtype"], _shape(each["shape"]), format_bytes(each["bytes"]), each["name"])
+            (each["codec"] or each["dtype"], _shape(each["shape"]), format_bytes(each["bytes"]), each["name"])
             for each in document["keys"]
         ]
         print_table(("DTYPE", "SHAPE", "SIZE", "KEY"), rows, right=("SIZE",))
@@ -56,13 +57,13 @@ def tree(
 ) -> int:
     """Print the components of a checkpoint.
 
-    They are its keys by the dots in their names, with their number and bytes.
+    They are its keys by the dots and slashes in their names, with their number and bytes.
     """
     store = open_run(url)
     checkpoint = chosen(store, name)
     root: Document = _node(f"{checkpoint.checkpoint_id}@{checkpoint.seq}")
     for key in checkpoint.keys.values():
-        _add(root, key.name.split("."), key.nbytes, depth)
+        _add(root, re.split(r"[./]", key.name), key.nbytes, depth)
     _listed(root)
     if as_json:
         print_json({**run_document(store), "checkpoint_id": checkpoint.checkpoint_id, "seq": checkpoint.seq, **root})

@@ -226,6 +226,21 @@ def send_what_cannot_be_imported(root, way, word):
     return heard
 
 
+def save_typed_values(root, way, word):
+    """Each rank has one of its own, and all have one."""
+    del word
+    program, rank = Program(root, way), dist.get_rank()
+    mine = {
+        f"ranks/{rank}/v": sw.TypedValue(b"[%d]" % rank),
+        "values/v": sw.TypedValue(b"{}"),
+        f"w{rank}": torch.ones(3),
+    }
+    program.save("a", mine).result()
+    program.writer.close()
+    checkpoint = CheckpointStore.open(root).get("a")
+    return [checkpoint.value(key) for key in ("ranks/0/v", "ranks/1/v", "values/v")]
+
+
 def save_many_tensors(root, way, word):
     """With few descriptors: many saves, the first of 5,000 tensors."""
     import resource  # noqa: PLC0415  (not everywhere)

@@ -49,3 +49,7 @@ def test_a_class_that_the_worker_cannot_import_ends_in_an_error_and_the_next_sav
         assert here["error"] is not None
         assert here["seconds"] < 60
         assert here["kept"] == ["after"]
+
+
+def test_a_typed_value_goes_through_the_worker_as_it_is(tmp_path):
+    assert heard("save_typed_values", str(tmp_path / "run"), "") == [[[0], [1], {}]] * 2

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from ckptstore.format.shard import Chunk, StoredShard, TensorMeta, lay_out
+from ckptstore.format.values import CODEC
+from ckptstore.options import TransferOptions
+from ckptstore.protocol.attempt import begin
+from ckptstore.protocol.commit import commit
 from ckptstore.testing import simulated
+from ckptstore.transfer.upload import upload_shard
 
 
 def test_a_checkpoint_is_shown_with_all_that_was_said_of_it(ckptstore, run):
@@ -39,7 +45,7 @@ def test_the_keys_are_shown_on_demand(ckptstore, run):
     ended = ckptstore("show", run.url, "a", "--keys")
     assert ended.lines[-1].split() == ["float32", "12", "48", "B", simulated.NAME]
     found = ckptstore("show", run.url, "--keys", "--json").json["keys"]
-    assert found == [{"name": simulated.NAME, "dtype": "float32", "shape": [12], "bytes": 48}]
+    assert found == [{"name": simulated.NAME, "dtype": "float32", "shape": [12], "bytes": 48, "codec": None}]
 
 
 def test_a_checkpoint_that_is_set_aside_is_shown_if_named_exactly(ckptstore, run):
@@ -103,3 +109,21 @@ def test_a_damaged_manifest_is_refused_by_what_reads_it_and_the_rest_is_shown(ck
         ended = ckptstore(*command, "--json")
         assert (ended.code, ended.json["error"]) == (1, "integrity")
         assert part in ended.json["message"]
+
+
+def test_a_value_is_shown_with_what_it_is_stored_as_and_stands_in_the_tree_by_its_slashes(ckptstore, run):
+    attempt = begin(run.log, run.job, checkpoint_id="a", world_size=1)
+    layout = lay_out(
+        [Chunk(TensorMeta(f"ranks/{rank:05d}/rng", "bytes", (2,)), (0,), (2,), 2, CODEC) for rank in (0, 1)]
+    )
+    path = attempt.stem.shard_key(0)
+    shard = upload_shard(run.store, path, layout, [[b"{}"]] * 2, rank=0, options=TransferOptions())
+    commit(run.log, run.job, attempt, [StoredShard(shard, layout.items)])
+    rows = ckptstore("show", run.url, "--keys").lines[-2:]
+    assert [row.split() for row in rows] == [[CODEC, "2", "2", "B", f"ranks/{rank:05d}/rng"] for rank in (0, 1)]
+    assert [each["codec"] for each in ckptstore("show", run.url, "--keys", "--json").json["keys"]] == [CODEC] * 2
+    assert [line.split() for line in ckptstore("tree", run.url).lines[2:]] == [
+        ["2", "4", "B", "ranks"],
+        ["1", "2", "B", "00000"],
+        ["1", "2", "B", "00001"],
+    ]
