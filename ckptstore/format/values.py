@@ -117,7 +117,7 @@ class _Writer:
         if kind is None:
             name = f"{type(value).__module__}.{type(value).__qualname__}"
             raise _refused(path, f"is a {name}, which is not stored")
-        if getattr(value, "nbytes", 0) > self._room:  # before an array's bytes are copied
+        if _nbytes(value) > self._room:  # before an array's bytes are copied
             raise _too_large(_text(path), self._max_bytes)
         try:
             inner = kind.encode(value)
@@ -220,6 +220,14 @@ def _text(path: _Path | None) -> str:
         path, step = path
         steps.append(step)
     return "".join(reversed(steps))
+
+
+def _nbytes(value: Any) -> int:
+    """Return how many bytes a value says that it has; 0 if it does not say, as a sparse tensor does not."""
+    try:
+        return int(getattr(value, "nbytes", 0))
+    except RuntimeError:
+        return 0
 
 
 def _spelled(plain: Any) -> bytes:
