@@ -112,6 +112,18 @@ def test_half_precision_is_summed_in_a_wider_one_and_kept():
     assert same(found["a"], torch.full((3,), 258.0, dtype=torch.bfloat16))
 
 
+def test_gradients_of_several_ranks_are_gathered_on_the_cpu():
+    facts = [gradients.facts(part) for part in saved_by(4)]
+    names = {name: nn.Parameter(torch.zeros(size, device="meta")) for name, size in (("a", 3), ("b", 2))}
+    room = gradients.targets(names, facts, rank=1, world_size=3, reduction="mean")
+    assert {old: [t.device.type for t in part.values()] for old, part in room.local.items()} == {1: ["meta"] * 2}
+    room = gradients.targets(names, facts, rank=0, world_size=3, reduction="mean")
+    assert {old: [t.device.type for t in part.values()] for old, part in room.local.items()} == {
+        0: ["cpu", "cpu"],
+        3: ["cpu"],
+    }
+
+
 def test_another_number_of_ranks_is_refused_unless_the_reduction_is_told():
     facts = [gradients.facts(part) for part in saved_by(4)]
     names = {"a": nn.Parameter(torch.zeros(3)), "b": nn.Parameter(torch.zeros(2))}

@@ -250,6 +250,49 @@ def test_a_fused_optimizer_goes_on_where_a_plain_one_was(url):
     assert float(loaded.state[fresh.first.weight]["step"]) == 4
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "beside"),
+    [
+        (torch.optim.AdamW, {}, False),
+        (torch.optim.AdamW, {"capturable": True}, True),
+        (torch.optim.NAdam, {}, False),
+        (torch.optim.ASGD, {}, True),
+    ],
+)
+def test_room_for_moments_is_made_beside_the_weights_and_for_counters_where_torch_has_them(kind, options, beside):
+    """The meta device stands for any that is not the CPU."""
+    model = seeded(Net, 1)
+    optimizer = kind(model.parameters(), lr=0.02)
+    train(model, optimizer, [0])
+    structure = optimizers.capture(optimizer, models.named_parameters(model)).structure
+    away = seeded(Net, 2).to("meta")
+    room = optimizers.targets(kind(away.parameters(), lr=0.02, **options), dict(away.named_parameters()), structure)
+    assert len(room) == len(optimizer.state) * len(optimizer.state[model.first.weight])
+    for tensor in room.values():
+        assert tensor.device.type == ("meta" if tensor.dim() or beside else "cpu")
+
+
+def test_two_optimizers_of_one_model_each_have_their_own_part(url):
+    def halves(seed):
+        model = seeded(Net, seed)
+        rest = [*model.norm.parameters(), *model.last.parameters()]
+        return model, torch.optim.AdamW(model.first.parameters(), lr=0.02), torch.optim.SGD(rest, lr=0.1, momentum=0.9)
+
+    model, one, other = halves(1)
+    for step in range(2):
+        backward(model, step)
+        one.step()
+        other.step()
+        model.zero_grad()
+    names = models.named_parameters(model)
+    fresh, *loaded = halves(2)
+    for optimizer, target in zip((one, other), loaded, strict=True):
+        structure = save(f"{url}/{type(optimizer).__name__}", model, optimizer)
+        assert list(structure["parameters"]) == list(names)
+        load(f"{url}/{type(optimizer).__name__}", fresh, target, structure)
+        assert same(everything(fresh, target), everything(model, optimizer))
+
+
 def test_a_schedulers_rates_survive_and_go_on(url):
     def scheduled(seed):
         model, optimizer = grouped(seed, lr=0.1)
