@@ -12,6 +12,7 @@ import numpy as np
 
 from ckptstore.format.checksum import hexdigest
 from ckptstore.format.codec import Part, PartRef, encode_part, encode_root
+from ckptstore.format.documents import encode_documents
 from ckptstore.format.layout import Stem
 from ckptstore.format.shard import Chunk, StoredShard, TensorMeta, lay_out
 from ckptstore.format.value_types import standard_types
@@ -32,6 +33,10 @@ VALUE = {
     "groups": OrderedDict([("b", {3, 1, 2})]),
     "rng": np.array([1, 2, 3], np.uint32),
     "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+}
+DOCUMENTS = {
+    "model": {"rope_theta": 10000.0, "layers": 2, "tied": True, "scale": float("inf")},
+    "data": {"samples": 10007, "files": {"part-0.bin": "blake3:77"}},
 }
 
 CHUNKS = (
@@ -67,11 +72,12 @@ def files() -> dict[str, bytes]:
         "shard-1.safetensors": body,
         "part-1.json.gz": part,
         "root-1.json.gz": encode_root([ref])[0],
+        "documents-1.json.gz": encode_documents(DOCUMENTS).body,
         "values-1.json": encode_value(VALUE, types=standard_types()),
     }
 
 
 if __name__ == "__main__":
     for name, content in files().items():
-        with (HERE / name).open("xb") as file:  # refuses to replace
-            file.write(content)
+        if not (HERE / name).exists():
+            (HERE / name).write_bytes(content)
