@@ -95,7 +95,7 @@ def result_of(plan: SavePlan, store: Announced) -> list[WriteResult]:
     )
     header_bytes, end = HEADER_BYTES, HEADER_BYTES + sum(sizes)
     size = end + len(rows) * DIGEST_BYTES
-    key = ticket.attempt.stem.shard_key(ticket.rank)
+    key = ticket.stem.shard_key(ticket.rank)
     shard = Shard(ticket.rank, key, size, None, "0" * 64, header_bytes, "0" * 64, end, "0" * 64)
     store.announce(shard)
     return [WriteResult(index_of(rows[0].key, rows[0].offset), size, Receipt(shard, columns, {}))]

@@ -20,7 +20,7 @@ from ckptstore.format.values import CODEC, MAX_VALUE_BYTES, decode_value
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.fold import Committed
-from ckptstore.protocol.parts import load_parts
+from ckptstore.protocol.parts import load_documents, load_parts
 from ckptstore.protocol.traces import read_trace
 from ckptstore.transfer.assemble import box_of, read_bytes, whole
 
@@ -135,6 +135,16 @@ class Checkpoint:
             for tensor, items in sorted(found.items(), key=lambda pair: pair[0].name)
         }
 
+    def documents(self) -> Mapping[str, Any]:
+        """Return what stands behind the fingerprints: JSON by name, read once and verified; none if none was given.
+
+        Raises:
+            IntegrityError: They are missing or damaged.
+            UnsupportedError: A newer version wrote them.
+            UnavailableError: The store could not be read. AccessDeniedError: it refused.
+        """
+        return self._documents
+
     def read(self, key: str, index: Sequence[slice] = ()) -> npt.NDArray[np.generic]:
         """Return a tensor, or a box of it, as NumPy; only the leaves that it needs are fetched, each verified.
 
@@ -215,3 +225,7 @@ class Checkpoint:
                 for item in stored.items:
                     items.setdefault(item.chunk.tensor.name, []).append((stored.shard, item))
         return items
+
+    @cached_property
+    def _documents(self) -> Mapping[str, Any]:
+        return load_documents(self._store, self.committed)

@@ -12,10 +12,9 @@ import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from ckptstore.errors import InvalidInputError, UnsupportedError
-from ckptstore.format.layout import encode_name
+from ckptstore.format.layout import Stem, encode_name
 from ckptstore.format.shard import Chunk, TensorMeta, lay_out
 from ckptstore.format.values import CODEC
-from ckptstore.protocol.attempt import Attempt
 from storage_writers import pickles, tensors
 from storage_writers.staged import COPY_SECONDS, Staged
 from storage_writers.typed import TypedValue
@@ -33,7 +32,7 @@ class Ticket:
 
     save_id: str
     rank: int
-    attempt: Attempt
+    stem: Stem
 
 
 def name_and_step(checkpoint_id: str | os.PathLike[str] | None, global_step: int | None) -> tuple[str, int | None]:

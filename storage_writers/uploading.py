@@ -59,7 +59,7 @@ def write_shard(
     """
     began = _CLOCK.monotonic()
     ticket: Ticket = plan.storage_data
-    key = ticket.attempt.stem.shard_key(ticket.rank)
+    key = ticket.stem.shard_key(ticket.rank)
     layout = contents.layout
     tell(observer, UploadBegan(key, layout.size))
 

@@ -18,6 +18,7 @@ from torch.futures import Future
 
 from ckptstore.errors import CommitUnknownError, InvalidInputError, UnsupportedError
 from ckptstore.events import Observer, silent
+from ckptstore.format.documents import encode_documents
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.attempt import Description, begin
@@ -128,7 +129,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         """
         return self._session.group if self._session.group is not None else ranks.background_group()
 
-    def describe(
+    def describe(  # noqa: PLR0913  (a face takes written-out keywords)
         self,
         *,
         global_step: int | None = None,
@@ -137,14 +138,33 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         metrics: Mapping[str, float] | None = None,
         fingerprints: Mapping[str, str] | None = None,
         tags: Sequence[str] = (),
+        documents: Mapping[str, Any] | None = None,
     ) -> None:
         """Say what the next save records; whether that ends well or not, it is used up. The coordinator's words count.
 
+        Args:
+            global_step: The training step.
+            parallelism: Degrees by name: dp, tp, pp and so on.
+            training_state: Counters such as epoch and consumed_samples, as JSON.
+            metrics: Numbers by name; non-finite ones are allowed.
+            fingerprints: Digests by name.
+            tags: Labels.
+            documents: JSON by name: what stands behind the digests. It is kept beside the manifest parts.
+
         Raises:
-            InvalidInputError: A value is not what it must be, or all together take more than 16 KiB.
+            InvalidInputError: A value is not what it must be, all but the documents together take more than 16 KiB, or
+                they more than 16 MiB.
         """
         self._session.descriptions.say(
-            Description(global_step, parallelism or {}, training_state or {}, metrics or {}, fingerprints or {}, tags)
+            Description(
+                global_step,
+                parallelism or {},
+                training_state or {},
+                metrics or {},
+                fingerprints or {},
+                tags,
+                encode_documents(documents) if documents else None,
+            )
         )
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -312,7 +332,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         )
         save.begun = incarnation, attempt
         return [
-            dataclasses.replace(plan, storage_data=Ticket(save.save_id, rank, attempt))
+            dataclasses.replace(plan, storage_data=Ticket(save.save_id, rank, attempt.stem))
             for rank, plan in enumerate(plans)
         ]
 

@@ -61,6 +61,7 @@ def details_document(checkpoint: Checkpoint) -> Document:
         "tags": list(commit.tags),
         "software": commit.software,
         "parts": [ref.path for ref in commit.parts],
+        "documents": None if commit.documents is None else commit.documents.path,
     }
 
 

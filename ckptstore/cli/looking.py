@@ -106,6 +106,7 @@ def _print_details(details: Document) -> None:
     shown: dict[str, object] = {labels[name]: value for name, value in details.items()}
     shown["bytes"] = f"{details['bytes']} ({format_bytes(details['bytes'])})"
     shown["parts"] = ", ".join(path.rpartition("/")[2] for path in details["parts"])
+    shown["documents"] = (details["documents"] or "").rpartition("/")[2]
     shown["tags"] = ", ".join(details["tags"])
     shown["pins"] = "; ".join(f"{pin['holder']}: {pin['reason']}".removesuffix(": ") for pin in details["pins"])
     for name in ("metrics", "parallelism", "training_state", "fingerprints", "software"):

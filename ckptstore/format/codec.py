@@ -72,7 +72,7 @@ def encode_part(part: Part) -> tuple[bytes, int]:
             "Planner data hold a key that is no text, or a tuple: they would come back as something else.",
             hint="Encode them as JSON that says so.",
         )
-    return _deflate(
+    return _deflated(
         {
             "format": FORMAT,
             "kind": "part",
@@ -93,22 +93,22 @@ def decode_part(body: bytes, ref: PartRef) -> Part:
             ever held.
         UnsupportedError: A newer version wrote it.
     """
-    value = _inflate(body, ref, kind="part")
+    value = inflate(body, ref, kind="part")
     try:
         fields = Fields(value)
         tensors: list[TensorMeta] = tensors_from(fields.list("tensors"))
         shards = tuple(shard_from(Fields(shard), tensors) for shard in fields.list("shards"))
     except (Fault, RecursionError) as fault:  # what is nested deeply cannot be shown
-        raise _bad(ref, str(fault)) from fault
+        raise bad(ref, str(fault)) from fault
     ranks = [stored.shard.rank for stored in shards]
     if ranks != sorted(set(ranks)) or (ranks and not ref.ranks[0] <= ranks[0] <= ranks[-1] <= ref.ranks[1]):
-        raise _bad(ref, f"has the ranks {ranks[:8]}, not ascending within {ref.ranks}")
+        raise bad(ref, f"has the ranks {ranks[:8]}, not ascending within {ref.ranks}")
     return Part(shards, value.get("planner"))
 
 
 def encode_root(refs: Sequence[PartRef]) -> tuple[bytes, int]:
     """Return a root part that lists `refs`, and the size of the JSON in it. See `encode_part`."""
-    return _deflate({"format": FORMAT, "kind": "root", "parts": [ref_value(ref) for ref in refs]})
+    return _deflated({"format": FORMAT, "kind": "root", "parts": [ref_value(ref) for ref in refs]})
 
 
 def decode_root(body: bytes, ref: PartRef) -> tuple[PartRef, ...]:
@@ -118,13 +118,13 @@ def decode_root(body: bytes, ref: PartRef) -> tuple[PartRef, ...]:
         IntegrityError: Anything differs.
         UnsupportedError: A newer version wrote it.
     """
-    value = _inflate(body, ref, kind="root")
+    value = inflate(body, ref, kind="root")
     try:
         refs = tuple(ref_from(each) for each in Fields(value).list("parts"))
     except (Fault, RecursionError) as fault:
-        raise _bad(ref, str(fault)) from fault
+        raise bad(ref, str(fault)) from fault
     if any(each.is_root for each in refs):
-        raise _bad(ref, "lists another root part")
+        raise bad(ref, "lists another root part")
     return refs
 
 
@@ -194,35 +194,36 @@ def _table(shards: Sequence[StoredShard]) -> dict[TensorMeta, int]:
     return {tensor: index for index, tensor in enumerate(tensors)}
 
 
-def _deflate(value: dict[str, Any]) -> tuple[bytes, int]:
-    text = dump_json(value, what="A manifest part") + b"\n"
-    if len(text) > MAX_INFLATED_BYTES:
-        raise InvalidInputError(
-            f"A manifest part would have {len(text)} bytes, {MAX_INFLATED_BYTES} are allowed.",
-            hint="Save with more ranks, or fewer and larger tensors.",
-        )
-    deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+def deflate(text: bytes) -> bytes:
+    """Return `text` as a gzip object, the same bytes for the same text."""
+    deflated = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     tail = struct.pack("<II", zlib.crc32(text), len(text))
-    return _GZIP_HEAD + deflate.compress(text) + deflate.flush() + tail, len(text)
+    return _GZIP_HEAD + deflated.compress(text) + deflated.flush() + tail
 
 
-def _inflate(body: bytes, ref: PartRef, *, kind: str) -> dict[str, Any]:
+def inflate(body: bytes, ref: PartRef, *, kind: str) -> dict[str, Any]:
+    """Return the object of JSON in `body`, of this kind, after checking size, hash and inflated size.
+
+    Raises:
+        IntegrityError: Anything differs. Nothing larger than `ref.inflated` is ever held.
+        UnsupportedError: A newer version wrote it.
+    """
     if len(body) != ref.size:
-        raise _bad(ref, f"has {len(body)} bytes, recorded were {ref.size}", expected=ref.size, found=len(body))
+        raise bad(ref, f"has {len(body)} bytes, recorded were {ref.size}", expected=ref.size, found=len(body))
     if (found := hexdigest(body)) != ref.blake3:
-        raise _bad(ref, f"has BLAKE3 {found}, recorded was {ref.blake3}", expected=ref.blake3, found=found)
+        raise bad(ref, f"has BLAKE3 {found}, recorded was {ref.blake3}", expected=ref.blake3, found=found)
     if ref.inflated > MAX_INFLATED_BYTES:
-        raise _bad(ref, f"is said to hold {ref.inflated} bytes, {MAX_INFLATED_BYTES} are allowed")
-    inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        raise bad(ref, f"is said to hold {ref.inflated} bytes, {MAX_INFLATED_BYTES} are allowed")
+    inflated = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
-        text = inflate.decompress(body, ref.inflated + 1)
+        text = inflated.decompress(body, ref.inflated + 1)
     except zlib.error as error:
-        raise _bad(ref, f"is no gzip: {error}") from error
-    if len(text) != ref.inflated or not inflate.eof or inflate.unused_data:
-        raise _bad(ref, f"does not hold the recorded {ref.inflated} bytes")
+        raise bad(ref, f"is no gzip: {error}") from error
+    if len(text) != ref.inflated or not inflated.eof or inflated.unused_data:
+        raise bad(ref, f"does not hold the recorded {ref.inflated} bytes")
     value = parse_json(text, what=ref.path)
     if not isinstance(value, dict) or type(value.get("format")) is not int:
-        raise _bad(ref, "does not say its format")
+        raise bad(ref, "does not say its format")
     if value["format"] > FORMAT:
         raise UnsupportedError(
             f"{ref.path} has the format {value['format']}, this version reads {FORMAT}.",
@@ -231,14 +232,25 @@ def _inflate(body: bytes, ref: PartRef, *, kind: str) -> dict[str, Any]:
             format=value["format"],
         )
     if value["format"] != FORMAT or value.get("kind") != kind:
-        raise _bad(ref, f"is {value.get('kind')!r} of the format {value['format']}, not {kind!r} of {FORMAT}")
+        raise bad(ref, f"is {value.get('kind')!r} of the format {value['format']}, not {kind!r} of {FORMAT}")
     return value
 
 
-def _bad(ref: PartRef, fault: str, **facts: object) -> IntegrityError:
+def bad(ref: PartRef, fault: str, **facts: object) -> IntegrityError:
+    """Return the error that names what `ref` names, and what is wrong with it."""
     return IntegrityError(
         f"{ref.path} {fault}.",
         hint="Run `ckptstore verify URL` and load an older checkpoint.",
         key=ref.path,
         **facts,
     )
+
+
+def _deflated(value: dict[str, Any]) -> tuple[bytes, int]:
+    text = dump_json(value, what="A manifest part") + b"\n"
+    if len(text) > MAX_INFLATED_BYTES:
+        raise InvalidInputError(
+            f"A manifest part would have {len(text)} bytes, {MAX_INFLATED_BYTES} are allowed.",
+            hint="Save with more ranks, or fewer and larger tensors.",
+        )
+    return deflate(text), len(text)

@@ -11,6 +11,7 @@ from ckptstore.errors import InvalidInputError, NotFoundError
 from ckptstore.events import AttemptBegan, tell
 from ckptstore.format.canonical import canonical_json
 from ckptstore.format.codec import MAX_DIRECT_PARTS, MAX_INFLATED_BYTES, MAX_PART_BYTES, PartRef
+from ckptstore.format.documents import Documents
 from ckptstore.format.layout import Stem, encode_name
 from ckptstore.format.records import Commit, Envelope, ShardTotals, encode_record
 from ckptstore.format.version import FORMAT
@@ -37,6 +38,7 @@ class Description:
         metrics: Numbers by name; non-finite ones are allowed.
         fingerprints: Digests by name.
         tags: Labels.
+        documents: What stands behind the digests, from `encode_documents`. It has a limit of its own.
 
     Raises:
         InvalidInputError: A value is not what it must be (it is named), is nested more than 32 deep, or all together
@@ -49,8 +51,11 @@ class Description:
     metrics: Mapping[str, float] = field(default_factory=dict)
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     tags: Sequence[str] = ()
+    documents: Documents | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.documents, Documents | None):
+            raise _unfit("documents", "what `encode_documents` returned", self.documents)
         step = self.global_step if self.global_step is None else _whole("global_step", self.global_step)
         plain = {
             "global_step": step,
@@ -92,7 +97,14 @@ class Attempt:
         """The training step."""
         return self.description.global_step
 
-    def record(self, *, shards: ShardTotals, parts: Sequence[PartRef], software: Mapping[str, str]) -> Commit:
+    def record(
+        self,
+        *,
+        shards: ShardTotals,
+        parts: Sequence[PartRef],
+        documents: PartRef | None,
+        software: Mapping[str, str],
+    ) -> Commit:
         """Return the commit of this attempt, without a parent."""
         said = self.description
         return Commit(
@@ -110,7 +122,7 @@ class Attempt:
             tags=tuple(said.tags),
             shards=shards,
             parts=tuple(parts),
-            documents=None,
+            documents=documents,
             software=dict(software),
         )
 
@@ -160,6 +172,7 @@ def _check_encodable(attempt: Attempt) -> None:
     record = attempt.record(
         shards=ShardTotals(attempt.world_size, MAX_INTEGER),
         parts=[part] * MAX_DIRECT_PARTS,
+        documents=replace(part, path=attempt.stem.fingerprints_key),
         software={"software": " " * MAX_SOFTWARE_BYTES},
     )
     envelope = Envelope(FORMAT, attempt.run, MAX_INTEGER, "0" * 32, " " * 32, "0" * 64, "0" * 64)

@@ -47,7 +47,7 @@ def commit(  # noqa: PLR0913  (what every rank handed in, and how to store it)
     options: TransferOptions | None = None,
     allowed: Callable[[], None] = lambda: None,
 ) -> Committed:
-    """Write the parts, verify that everything is there, append the commit, and write the hints.
+    """Write the parts and documents, verify that everything is there, append the commit, and write the hints.
 
     Called again for an attempt whose outcome was unknown, it finds out: it returns the commit that stands, or commits.
 
@@ -76,11 +76,13 @@ def commit(  # noqa: PLR0913  (what every rank handed in, and how to store it)
     if attempt.run != log.run:
         raise InvalidInputError(f"The attempt is of run {attempt.run}, this log is of run {log.run}.")
     ordered = _checked(attempt, shards, software or {})
-    written = _write_parts(log, ordered, attempt, planner)
+    parts = _write_parts(log, ordered, attempt, planner)
+    documents = _write_documents(log, attempt)
     expected = [(stored.shard.path, stored.shard.size, stored.shard.etag) for stored in ordered]
+    written = parts if documents is None else [*parts, documents]
     verify_stored(log, expected + [(ref.path, ref.size, None) for ref in written], options)
     totals = ShardTotals(len(ordered), sum(stored.shard.size for stored in ordered))
-    record = attempt.record(shards=totals, parts=_named(written), software=software or {})
+    record = attempt.record(shards=totals, parts=_named(parts), documents=documents, software=software or {})
     committed, body = append_commit(log, incarnation, record, allowed=allowed)
     tell(
         log.observer,
@@ -237,6 +239,15 @@ def _write_parts(log: RunLog, ordered: list[StoredShard], attempt: Attempt, plan
         refs.append(replace(_part_ref(attempt.stem.part_key(len(refs)), body, inflated, ranks), is_root=True))
         _put_part(log, refs[-1].path, body)
     return refs
+
+
+def _write_documents(log: RunLog, attempt: Attempt) -> PartRef | None:
+    documents = attempt.description.documents
+    if documents is None:
+        return None
+    ref = _part_ref(attempt.stem.fingerprints_key, documents.body, documents.inflated, (0, 0))
+    _put_part(log, ref.path, documents.body)
+    return ref
 
 
 def _named(refs: list[PartRef]) -> tuple[PartRef, ...]:

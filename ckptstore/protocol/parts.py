@@ -1,11 +1,13 @@
-"""The parts of a committed checkpoint, read back and checked before anything they name is asked for."""
+"""The parts of a committed checkpoint and its documents, checked before anything that they name is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ckptstore.errors import IntegrityError, NotFoundError
 from ckptstore.format.codec import Part, PartRef, decode_part, decode_root
+from ckptstore.format.documents import check_ref, decode_documents
 from ckptstore.format.layout import Stem, own_key
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.protocol.fold import Committed
@@ -66,6 +68,26 @@ def _part(store: ObjectStore, ref: PartRef, stem: Stem) -> Part:
 def _body(store: ObjectStore, ref: PartRef, stem: Stem) -> bytes:
     if own_key(ref.path, stem=stem, what=f"The commit of {stem}").part is None:
         raise IntegrityError(f"{ref.path} is no part.", hint=_HINT, key=ref.path)
+    return _get(store, ref)
+
+
+def load_documents(store: ObjectStore, committed: Committed) -> dict[str, Any]:
+    """Return the documents of `committed` by name, verified; none if it has none.
+
+    Raises:
+        IntegrityError: The object is missing or damaged, or the commit names another.
+        UnsupportedError: A newer version wrote it.
+    """
+    ref, stem = committed.commit.documents, committed.commit.stem
+    if ref is None:
+        return {}
+    if ref.path != stem.fingerprints_key:
+        raise IntegrityError(f"{ref.path} does not hold the documents of {stem}.", hint=_HINT, key=ref.path)
+    check_ref(ref)
+    return decode_documents(_get(store, ref), ref)
+
+
+def _get(store: ObjectStore, ref: PartRef) -> bytes:
     try:
         return store.get(ref.path, max_bytes=ref.size)
     except NotFoundError as error:

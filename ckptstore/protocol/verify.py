@@ -17,7 +17,7 @@ from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.fold import Committed, Fold, apply_to_own
 from ckptstore.protocol.log import Entry, RunLog
-from ckptstore.protocol.parts import load_parts
+from ckptstore.protocol.parts import load_documents, load_parts
 from ckptstore.protocol.reading import get_if_there, read_run
 from ckptstore.transfer.download import verify_shard
 
@@ -121,6 +121,17 @@ def _check_level(level: str) -> None:
 
 
 def _verify_data(
+    log: RunLog, committed: Committed, level: Level, options: TransferOptions, progress: Progress
+) -> Verdict:
+    verdict = _verify_shards(log, committed, level, options, progress)
+    try:
+        load_documents(log.store, committed)
+    except IntegrityError as error:
+        return replace(verdict, findings=(*verdict.findings, _finding("exists", committed.commit.prefix, error)))
+    return verdict
+
+
+def _verify_shards(
     log: RunLog, committed: Committed, level: Level, options: TransferOptions, progress: Progress
 ) -> Verdict:
     try:

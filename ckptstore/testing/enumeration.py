@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 from ckptstore.errors import CkptStoreError, CommitUnknownError, FencedError, SupersededError
+from ckptstore.format.documents import encode_documents
 from ckptstore.format.shard import StoredShard
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PutMode
 from ckptstore.options import LogOptions
@@ -64,7 +65,7 @@ class Process:
     def begin(self, step: int) -> Attempt:
         """Begin an attempt."""
         self.error = None
-        description = Description(global_step=step, metrics={"seed": step})
+        description = Description(step, metrics={"seed": step}, documents=encode_documents({"seed": step}))
         return begin(
             self.log, self.incarnation, checkpoint_id=f"step-{step}", world_size=RANKS, description=description
         )

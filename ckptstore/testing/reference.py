@@ -14,6 +14,7 @@ from ckptstore.errors import CkptStoreError, NotFoundError
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.protocol.catalog import Catalog
 from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.parts import load_documents
 from ckptstore.testing import simulated
 from ckptstore.testing.tapped import Act, Call, TappedStore
 from ckptstore.units import GIB
@@ -145,6 +146,8 @@ class Watch:
                 whole = np.concatenate([simulated.values(rank, seed) for rank in ranks])
                 if not np.array_equal(simulated.load(catalog, latest), whole):
                     yield f"I4: {latest.commit.prefix} holds other values"
+                if latest.commit.documents and load_documents(store, latest) != {"seed": seed}:
+                    yield f"I4: {latest.commit.prefix} holds other documents"
         except CkptStoreError as error:
             yield f"{number}: a reader {how} fails: {error!r}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ckptstore.format.documents import encode_documents
 from ckptstore.format.shard import Chunk, StoredShard, TensorMeta, lay_out
 from ckptstore.format.values import CODEC
 from ckptstore.options import TransferOptions
@@ -23,6 +24,7 @@ def test_a_checkpoint_is_shown_with_all_that_was_said_of_it(ckptstore, run):
         metrics={"val_loss": 2.5, "spike": float("nan"), "worst": float("-inf")},
         fingerprints={"data": "abc"},
         tags=["nightly", "best"],
+        documents=encode_documents({"data": {"files": 3}}),
     )
     ended = ckptstore("show", run.url)
     shown = dict(line.split("  ", 1) for line in ended.lines)
@@ -33,10 +35,13 @@ def test_a_checkpoint_is_shown_with_all_that_was_said_of_it(ckptstore, run):
     assert shown["training state"] == "epoch=3"
     assert shown["metrics"] == "spike=nan, val_loss=2.5, worst=-inf"
     assert shown["tags"] == "nightly, best"
+    assert shown["documents"] == "fingerprints.json.gz"
     found = ckptstore("show", run.url, "step-7@2", "--json").json["checkpoint"]
     assert found["metrics"] == {"spike": "NaN", "val_loss": 2.5, "worst": "-Infinity"}
     assert (found["parallelism"], found["tags"]) == ({"dp": 4, "tp": 2}, ["nightly", "best"])
     assert (found["shards"], found["saved_world_size"], found["set_aside"]) == (1, 1, None)
+    assert found["documents"].endswith("/fingerprints.json.gz")
+    assert ckptstore("show", run.url, "before", "--json").json["checkpoint"]["documents"] is None
 
 
 def test_the_keys_are_shown_on_demand(ckptstore, run):

@@ -14,6 +14,7 @@ from safetensors import safe_open
 import ckptstore.format
 from ckptstore.format.checksum import hexdigest
 from ckptstore.format.codec import PartRef, decode_part, decode_root
+from ckptstore.format.documents import decode_documents
 from ckptstore.format.trace import decode_trace
 from ckptstore.format.value_types import standard_types
 from ckptstore.format.values import decode_value
@@ -102,7 +103,7 @@ def test_the_golden_trace_comes_back():
     assert trace == {"observations": [{"global_step": 4, "loss": 2.5}, {"global_step": 5, "loss": "NaN"}]}
 
 
-@pytest.mark.parametrize("name", ["part-1.json.gz", "root-1.json.gz", "values-1.json", "trace-1.json"])
+@pytest.mark.parametrize("name", ["part-1.json.gz", "root-1.json.gz", "values-1.json", "trace-1.json", "documents-1.json.gz"])
 def test_the_examples_of_the_specification_are_the_golden_files(name):
     golden = (GOLDEN / name).read_bytes()
     text = (gzip.decompress(golden) if name.endswith(".gz") else golden).decode()
@@ -116,3 +117,9 @@ def test_the_hexadecimal_example_of_the_specification_is_the_golden_shard():
     for position, row in rows:
         start, found = int(position, 16), bytes.fromhex(row)
         assert golden[start : start + len(found)] == found
+
+
+def test_the_golden_documents_come_back():
+    body = (GOLDEN / "documents-1.json.gz").read_bytes()
+    model = {**MAKER["DOCUMENTS"]["model"], "scale": "Infinity"}
+    assert decode_documents(body, ref_of(body)) == {**MAKER["DOCUMENTS"], "model": model}

@@ -12,6 +12,7 @@ import numpy as np
 
 from ckptstore.format.checksum import hexdigest
 from ckptstore.format.codec import Part, PartRef, encode_part, encode_root
+from ckptstore.format.documents import encode_documents
 from ckptstore.format.layout import Stem
 from ckptstore.format.shard import Chunk, StoredShard, TensorMeta, lay_out
 from ckptstore.format.trace import encode_trace
@@ -36,6 +37,10 @@ VALUE = {
 }
 TRACE = {"observations": [{"global_step": 4, "loss": 2.5}, {"global_step": 5, "loss": float("nan")}]}
 COMMIT = {"seq": 1, "record_blake3": "6" * 64}
+DOCUMENTS = {
+    "model": {"rope_theta": 10000.0, "layers": 2, "tied": True, "scale": float("inf")},
+    "data": {"samples": 10007, "files": {"part-0.bin": "blake3:77"}},
+}
 
 CHUNKS = (
     Chunk(TensorMeta("50%", "bfloat16", (2,)), (0,), (2,), 4),
@@ -70,6 +75,7 @@ def files() -> dict[str, bytes]:
         "shard-1.safetensors": body,
         "part-1.json.gz": part,
         "root-1.json.gz": encode_root([ref])[0],
+        "documents-1.json.gz": encode_documents(DOCUMENTS).body,
         "values-1.json": encode_value(VALUE, types=standard_types()),
         "trace-1.json": encode_trace(TRACE, **COMMIT),
     }
@@ -77,5 +83,5 @@ def files() -> dict[str, bytes]:
 
 if __name__ == "__main__":
     for name, content in files().items():
-        with (HERE / name).open("xb") as file:  # refuses to replace
-            file.write(content)
+        if not (HERE / name).exists():
+            (HERE / name).write_bytes(content)

@@ -1,0 +1,167 @@
+"""Migrators: how a state that was saved becomes one that is not quite the same, such as a vocabulary that has grown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from ckptstore.errors import IncompatibleStateError, InvalidInputError
+from ckptstore.training.differences import Difference, named
+
+Form = tuple[str, tuple[int, ...]]
+"""A tensor's dtype, as torch names it, and its global shape."""
+Fill = Literal["mean", "zeros", "target"]
+
+_NOT_WEIGHTS = ("optimizer.", "gradients.", "ranks/")
+
+
+class Migrator(Protocol):
+    """Turns what was saved into what is here. It is asked before anything is allocated or read."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+
+    def covers(self, difference: Difference) -> bool:
+        """Say whether it makes up for a difference, and for all that follows from it.
+
+        Of a tensor, `saved` and `now` are `[dtype, shape]`, and the path ends in its key: `state.models.model.…` when
+        the gate asks, the key itself when the tensor is loaded.
+        """
+
+    def migrate(self, key: str, saved: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return what the target shall hold, as a new tensor of its shape and dtype.
+
+        Args:
+            key: Of the tensor in the checkpoint.
+            saved: All of it, on the CPU.
+            target: What the program has there now, all of it, on the CPU; it may be blank.
+        """
+
+
+def plan(saved: Mapping[str, Form], now: Mapping[str, Form], migrators: Sequence[Migrator]) -> dict[str, Migrator]:
+    """Return who migrates each tensor that is not of the same form on both sides; the first who covers it does.
+
+    Keys that stand on one side only are for the load to refuse.
+
+    Raises:
+        IncompatibleStateError: Nobody does; all such are named.
+    """
+    found: dict[str, Migrator] = {}
+    left: list[Difference] = []
+    for key in sorted(saved.keys() & now.keys()):
+        if saved[key] == now[key]:
+            continue
+        difference = Difference(key, *([dtype, list(shape)] for dtype, shape in (saved[key], now[key])))
+        migrator = next((each for each in migrators if each.covers(difference)), None)
+        if migrator is None:
+            left.append(difference)
+        else:
+            found[key] = migrator
+    if left:
+        raise IncompatibleStateError(
+            f"No migrator covers {named(left)}.",
+            hint="Build the target as it was saved, or register a Migrator that covers them.",
+            differences=[each.as_json() for each in left],
+        )
+    return found
+
+
+def migrated(migrator: Migrator, key: str, *, saved: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return what a migrator makes of one tensor, checked.
+
+    Raises:
+        IncompatibleStateError: It is not of the target's form, or it is the target itself.
+    """
+    made = migrator.migrate(key, saved, target)
+    wanted = f"{target.dtype} {list(target.shape)}"
+    if not isinstance(made, torch.Tensor) or (made.dtype, made.shape) != (target.dtype, target.shape) or made is target:
+        shown = f"{made.dtype} {list(made.shape)}" if isinstance(made, torch.Tensor) else type(made).__name__
+        raise IncompatibleStateError(
+            f"The migrator {migrator.name} made {shown} of {key}, not a new {wanted}.",
+            hint="Let it return a new tensor of the target's shape and dtype.",
+            key=key,
+        )
+    return made
+
+
+@dataclass(frozen=True)
+class GrownVocabulary:
+    """A vocabulary that has new tokens at its end: the rows of the old ones stay, new ones are filled.
+
+    Moments and gradients of new rows are zero, as those of a parameter that has not been trained.
+
+    Args:
+        keys: Names of the parameters with a row for each token: of the embedding and, if it is not tied, of the head.
+        fill: Of new rows of weights: the `mean` of the old ones, `zeros`, or what stands in the `target`.
+        fields: What else says so in fingerprints, such as `model.vocab_size` and `tokenizer`: with all below it.
+
+    Raises:
+        InvalidInputError: It names no parameter, or another filling.
+    """
+
+    keys: tuple[str, ...]
+    fill: Fill = "mean"
+    fields: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", _texts("keys", self.keys))
+        object.__setattr__(self, "fields", _texts("fields", self.fields))
+        if not self.keys or self.fill not in ("mean", "zeros", "target"):
+            raise InvalidInputError(
+                f"GrownVocabulary(keys={self.keys!r:.80}, fill={self.fill!r:.40}) says not what to fill, or how.",
+                hint="Say keys=('embed.weight', 'head.weight') and fill='mean', 'zeros' or 'target'.",
+            )
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return f"GrownVocabulary({', '.join(self.keys)})"
+
+    def covers(self, difference: Difference) -> bool:
+        """Say whether rows were added to one of its parameters, or a field of its own differs."""
+        domain, _, field = difference.path.partition(".")
+        if domain == "fingerprints":
+            return any(field == each or field.startswith((f"{each}.", f"{each}[")) for each in self.fields)
+        way = f".{difference.path}."
+        if not any(f".{key}." in way for key in self.keys):
+            return False
+        match difference.saved, difference.now:
+            case [str(old), [int(rows), *rest]], [str(new), [int(more), *others]]:
+                return (old, rest) == (new, others) and more > rows
+        return False
+
+    def migrate(self, key: str, saved: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return the old rows and the new ones.
+
+        Raises:
+            IncompatibleStateError: It is no tensor to which rows were added.
+        """
+        rows = len(saved) if saved.dim() else 0
+        if not rows or saved.dtype != target.dtype or saved.shape[1:] != target.shape[1:] or len(target) < rows:
+            raise IncompatibleStateError(
+                f"{key} is {saved.dtype} {list(saved.shape)} and would be {target.dtype} {list(target.shape)}: that is "
+                "no grown vocabulary.",
+                hint="Name only parameters with a row for each token.",
+                key=key,
+            )
+        made = torch.zeros(target.shape, dtype=saved.dtype)
+        made[:rows] = saved.detach()
+        if key.startswith(_NOT_WEIGHTS) or self.fill == "zeros":
+            return made
+        wide = torch.promote_types(saved.dtype, torch.float32)
+        made[rows:] = (
+            target.detach()[rows:] if self.fill == "target" else saved.detach().to(wide).mean(0).to(saved.dtype)
+        )
+        return made
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
+        raise InvalidInputError(f"{name} must be a list of texts, not {value!r:.80}.", hint=f"Say {name}=('…',).")
+    if not all(isinstance(each, str) and each for each in value):
+        raise InvalidInputError(f"{name} holds what is no text: {value!r:.80}.", hint=f"Say {name}=('…',).")
+    return tuple(value)
