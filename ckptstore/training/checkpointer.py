@@ -8,7 +8,7 @@ import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 import torch.distributed as dist
 
@@ -21,10 +21,10 @@ from ckptstore.protocol.claim import Takeover
 from ckptstore.protocol.verify import Level
 from ckptstore.training.compat import Matrix
 from ckptstore.training.events import Resumed, Stopping
+from ckptstore.training.flow import Asked
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.recording import Recording
 from ckptstore.training.report import ResumeReport
-from ckptstore.training.flow import Asked
 from ckptstore.training.resume import resume
 from ckptstore.training.saving import Said, save
 from ckptstore.training.schedule import Keep, Saved, Schedule

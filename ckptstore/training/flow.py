@@ -29,7 +29,7 @@ from ckptstore.training.migrating import forms_of, migrate
 from ckptstore.training.parts import OptimizerPart, Part, Tensors, merged
 from ckptstore.training.report import ResumeReport
 from ckptstore.training.saving import FINGERPRINTS, STATE
-from ckptstore.training.state import GRADIENTS, RNG, STANDING, VALUES, TrainingState, local_key
+from ckptstore.training.state import GRADIENTS, RNG, STANDING, VALUES, TrainingState, local_key, nested
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +250,11 @@ class Flow:
             transfer=self.asked.transfer,
             observer=self.asked.observer,
         )
-        sw.load(direct, storage_reader=reader, process_group=self.meeting.given, no_dist=self.meeting.is_alone)
+        sw.load(nested(direct), storage_reader=reader, process_group=self.meeting.given, no_dist=self.meeting.is_alone)
         assert reader.report is not None  # noqa: S101  (the load has ended well)
         if extra := sorted({*reader.report.skipped} - room.migrators.keys()):
             raise IncompatibleStateError(
-                f"{len(extra)} tensors of the checkpoint have no place here: {', '.join(extra[:8])}. Others were loaded.",
+                f"{len(extra)} tensors of the checkpoint have no place here: {', '.join(extra[:8])}.",
                 hint="Build the state as it was saved.",
                 unexpected=extra[:200],
             )

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-
 import storage_writers as sw
 from ckptstore.errors import CkptStoreError
 from ckptstore.events import Observer, tell

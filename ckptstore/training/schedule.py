@@ -64,7 +64,7 @@ def _crossed(every: int | None, before: int, now: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Which checkpoints are to be kept: what any part says is. It is recorded with each save, and deletes nothing itself.
+    """Which checkpoints are to be kept: what any part says is. It is recorded with each save, and deletes nothing.
 
     Args:
         last: The newest so many.

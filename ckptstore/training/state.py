@@ -17,7 +17,7 @@ from ckptstore.format.values import encode_value
 from ckptstore.training import gradients, models, optimizers, rng
 from ckptstore.training.checks import Moments, Standing
 from ckptstore.training.fingerprint import Fingerprint, fingerprint
-from ckptstore.training.loaders import PerRank
+from ckptstore.training.loaders import PerRank, source_of
 from ckptstore.training.migrate import Migrator
 from ckptstore.training.parts import (
     ExtrasPart,
@@ -72,7 +72,7 @@ class Captured:
             rank: In the group that saves.
             differing: Components of which this rank holds another value than rank 0.
         """
-        state: dict[str, Any] = dict(self.tensors)
+        state: dict[str, Any] = nested(self.tensors)
         for name, body in self.values.items():
             if rank == 0:
                 state[f"{VALUES}/{name}"] = TypedValue(body)
@@ -81,6 +81,15 @@ class Captured:
         for name, body in self.local.items():
             state[local_key(rank, name)] = TypedValue(body)
         return state
+
+
+def nested(tensors: Tensors) -> dict[str, Any]:
+    """Return tensors under their components: DCP takes its time for each entry of a state dict, not for what is in it."""
+    state: dict[str, Any] = {}
+    for key, tensor in tensors.items():
+        component, _, rest = key.partition(".")
+        state.setdefault(component, {})[rest] = tensor
+    return state
 
 
 def local_key(rank: int, name: str) -> str:
@@ -145,9 +154,9 @@ class TrainingState:
         self.schedulers = by_name("scheduler", scheduler)
         self.scalers = by_name("scaler", scaler)
         self.samplers = by_name("sampler", sampler)
-        self.loaders: dict[str, PerRank] = {
-            name: each if isinstance(each, PerRank) else PerRank(each) for name, each in by_name("loader", loader).items()
-        }
+        sources = {name: source_of(each, name=name) for name, each in by_name("loader", loader).items()}
+        self.samplers |= {name: each for name, each in sources.items() if not isinstance(each, PerRank)}
+        self.loaders = {name: each for name, each in sources.items() if isinstance(each, PerRank)}
         self.progress = progress if progress is not None else Progress()
         self.generators = dict(generators or {})
         self.migrators = tuple(migrators)
@@ -156,14 +165,13 @@ class TrainingState:
         self._given_precision, self._given_parallelism = precision, parallelism
         self._fingerprints = dict(fingerprints or {})
         averages = by_name("ema", ema) | by_name("stateful", dict(stateful) if stateful else None)
-        others = self.schedulers | self.scalers | self.samplers | averages
-        for name, each in others.items():
+        cursors = self.schedulers | self.scalers | self.samplers
+        for name, each in (averages | cursors).items():
             _check_stateful(name, each)
         self.parts: dict[str, Part] = {
             **{name: ModelPart(name, each) for name, each in self.models.items()},
             **{name: OptimizerPart(name, each, self.parameters) for name, each in self.optimizers.items()},
-            **{name: StatefulPart(name, each) for name, each in averages.items()},
-            **{name: StatefulPart(name, each) for name, each in (self.schedulers | self.scalers | self.samplers).items()},
+            **{name: StatefulPart(name, each) for name, each in (averages | cursors).items()},
             **({} if extras is None else {"extras": ExtrasPart("extras", extras)}),
             "progress": ProgressPart("progress", self.progress),
         }

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from runs import Training, equal, weights
+from trainings import Training, equal, weights
 
 from ckptstore import CheckpointStore
 from ckptstore.training import Checkpointer

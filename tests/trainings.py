@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ckptstore.training import Checkpointer, Collate, ElasticSampler, Progress, TrainingState
 
-SAMPLES, FEATURES = 97, 6
+SAMPLES, FEATURES = 98, 6
 
 
 class Rows(Dataset):
