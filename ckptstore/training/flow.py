@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import storage_writers as sw
@@ -28,6 +29,7 @@ from ckptstore.training.migrate import Migrator, plan
 from ckptstore.training.migrating import forms_of, migrate
 from ckptstore.training.parts import OptimizerPart, Part, Tensors, merged
 from ckptstore.training.report import ResumeReport
+from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.saving import FINGERPRINTS, STATE
 from ckptstore.training.state import GRADIENTS, RNG, STANDING, VALUES, TrainingState, local_key, nested
 
@@ -281,7 +283,11 @@ class Flow:
             return ()
         at = self.checkpoint
         seed = rng.derived_seed(self.store.run or "", at.global_step or 0, self.meeting.rank)
-        done = rng.restore(room.rng, self.state.generators, seed=seed)
+        restore = partial(rng.restore, room.rng, self.state.generators, seed=seed)
+        done = restore()
+        for sampler in self.state.samplers.values():
+            if isinstance(sampler, ElasticSampler) and sampler.position:
+                sampler.before_first(restore)  # in the middle of an epoch no loader began, and drew, when it was saved
         said = [f"restored: {', '.join(done.restored)}"] if done.restored else []
         said += [f"{name}: seeded, because {done.reasons.get(name, 'no state was saved')}" for name in done.seeded]
         said += [f"{name}: left, because {reason}" for name, reason in done.left.items()]

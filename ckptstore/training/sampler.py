@@ -15,7 +15,7 @@ while progress.epoch < epochs:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,7 @@ class ElasticSampler(Sampler[list[int]]):
         self._epoch, self._cursor = 0, 0
         self._given: int | None = None  # up to where this epoch was given out; None: nobody has asked
         self._loads = 0
+        self._before_first: Callable[[], object] | None = None
 
     @property
     def epoch(self) -> int:
@@ -148,6 +149,14 @@ class ElasticSampler(Sampler[list[int]]):
             progress.epoch = self._epoch
         return samples
 
+    def before_first(self, action: Callable[[], object]) -> None:
+        """Call `action` once, when the next iteration gives out its first share.
+
+        A DataLoader draws a random number when it begins, and asks for the first share after that. So what is restored
+        there goes on as if the loader had never stopped.
+        """
+        self._before_first = action
+
     def state_dict(self) -> dict[str, Any]:
         """Return where the sampler is, and of which order. It is the same on every rank."""
         return {**self._fixed(), "epoch": self._epoch, "cursor": self._cursor}
@@ -179,6 +188,9 @@ class ElasticSampler(Sampler[list[int]]):
         return {"length": self._length, "seed": self._seed, "shuffle": self._shuffle, "order": order.NAME}
 
     def _shares(self, rank: int, world_size: int) -> Iterator[list[int]]:
+        action, self._before_first = self._before_first, None
+        if action is not None:
+            action()
         begun, batches, start = (self._epoch, self._loads), len(self), self._cursor
         share = -(-self._batch_size // world_size)
         at_once = max(1, BLOCK_SAMPLES // share)
