@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 
 NAMES = ("save", "load", "stall", "small", "reshard", "mlperf", "tune", "scale", "log", "soak", "report")
@@ -16,6 +17,7 @@ def main(arguments: list[str]) -> int:
         return 2
     name, *rest = arguments
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as training sets it with several ranks on a machine
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what was written is removed
     code: int = importlib.import_module(f"benchmarks.{name}").main(rest)
     return code
 

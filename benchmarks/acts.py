@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from benchmarks.child import BEGIN, LITTLE_BYTES, Job, Outcome
+from benchmarks.child import BEGIN, LITTLE_BYTES, Job, Outcome, warm_up_root
 from benchmarks.measure import Cost, measured
 from benchmarks.peers import PEERS, BackgroundPeer, Peer
 from benchmarks.workloads import Shape, State, differing, make, plain, shape_of
@@ -37,7 +37,7 @@ def load(job: Job) -> Outcome:
     """Load what `save` saved, and compare it."""
     shape, peer = _begun(job)
     target = make(shape, touched_only=True)
-    _warm_up(type(peer)(f"{job.root}-warm-up"), shape, loads=True)
+    _warm_up(type(peer)(warm_up_root(job.root)), shape, loads=True)
     cost = _cost(lambda: peer.load(target, STEP))
     if not job.peer.startswith("raw") and (wrong := differing(shape, target)):
         raise ValueError(f"{job.peer} loaded {len(wrong)} tensors wrongly: {wrong[:3]}.")

@@ -70,6 +70,11 @@ class JobFailedError(Exception):
     """A process of a job failed, or did not end in time. The end of what it said is in the message."""
 
 
+def warm_up_root(root: str) -> str:
+    """Return where a peer warms up that will load what was saved at `root`."""
+    return f"{root}-warm-up"
+
+
 def run(job: Job, *, environment: Mapping[str, str] | None = None, timeout_seconds: float = 600.0) -> Outcome:
     """Do a job in fresh processes, forked from one that has imported torch and done nothing else.
 

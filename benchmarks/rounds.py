@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from benchmarks.child import Job, JobFailedError, Outcome, run
+from benchmarks.child import Job, JobFailedError, Outcome, run, warm_up_root
 from benchmarks.peers import PEERS, Peer, missing
 from benchmarks.results import spread
 from benchmarks.workloads import shape_of
@@ -186,7 +186,10 @@ def _loaded(plan: Plan, place: Place, peer: str, roots: dict[str, str]) -> Outco
     if peer not in roots:
         roots[peer] = place.root(0)  # they all stay until the end
         run(plan.saving_job(peer, roots[peer]), **_how(plan, place))
-    return run(plan.job(peer, roots[peer]), **_how(plan, place))
+    try:
+        return run(plan.job(peer, roots[peer]), **_how(plan, place))
+    finally:
+        place.remove(warm_up_root(roots[peer]))  # not every peer saves where something is
 
 
 def _row(plan: Plan, place: Place, peer: str, outcomes: Sequence[Outcome], failure: str | None) -> dict[str, Any]:

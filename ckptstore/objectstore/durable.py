@@ -169,12 +169,13 @@ class Temporary:
         """Let the disk begin, so that the fsync at the end has little left to do, and the page cache stay others'.
 
         What is dirty begins to be written; what the call before this one began, and is clean by now, leaves the cache.
-        In a memory file system it does nothing.
+        In a memory file system it does nothing. It is advice: where a file system refuses it, fsync has more to do.
         """
         start = max(0, self._started - WRITE_BACK_BYTES)
         self._started = self._written
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._open_descriptor, start, self._written - start, os.POSIX_FADV_DONTNEED)
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._open_descriptor, start, self._written - start, os.POSIX_FADV_DONTNEED)
 
     def publish(self, *, create: bool) -> os.stat_result:
         """Give the file its name, durably, and return what the system says of it.

@@ -20,6 +20,7 @@ from ckptstore.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from ckptstore.objectstore.durable import WRITE_BACK_BYTES
 from ckptstore.objectstore.local import LocalStore
 from ckptstore.objectstore.port import PutMode
 from ckptstore.objectstore.urls import open_store
@@ -138,6 +139,15 @@ def test_a_full_disk_ends_an_upload_and_leaves_nothing(store, tmp_path, monkeypa
         with pytest.raises(UnavailableError), upload:
             upload.write(b"0123456789")
     assert everything_under(tmp_path / "above/run") == ["data"]
+
+
+def test_an_advice_that_the_file_system_refuses_fails_no_upload(store, tmp_path, monkeypatch):
+    failing(monkeypatch, "posix_fadvise", errno.ESPIPE)
+    body = bytes(WRITE_BACK_BYTES + 1)
+    with store.open_upload("data/shard", size=len(body)) as upload:
+        upload.write(body)
+        assert upload.complete().size == len(body)
+    assert (tmp_path / "above" / "run" / "data" / "shard").stat().st_size == len(body)
 
 
 def test_after_a_failed_sync_of_a_directory_nothing_is_called_stored(store, monkeypatch):
