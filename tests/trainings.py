@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from ckptstore.training import Checkpointer, Collate, ElasticSampler, Progress, TrainingState
@@ -85,7 +85,7 @@ class Training:
         ids, inputs, labels = batch
         with torch.autocast("cpu", dtype=torch.bfloat16):
             outputs = self.model(inputs)
-        loss = F.mse_loss(outputs.float(), labels)
+        loss = functional.mse_loss(outputs.float(), labels)
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.opt)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -166,7 +166,7 @@ class Checkpointer:
         self._stop: Stop | None = None
         self._stop_at = 0.0
 
-    def resume(
+    def resume(  # noqa: PLR0913  (a face takes written-out keywords)
         self,
         *,
         source: str | os.PathLike[str] | None = None,
@@ -181,7 +181,9 @@ class Checkpointer:
 
         Args:
             source: Another run to begin from, as fine-tuning does, as long as this one has no checkpoint of its own.
-            checkpoint_id, step, seq: One checkpoint, of `source` if that is given.
+            checkpoint_id: One checkpoint by its name, of `source` if that is given.
+            step: The same by its global step.
+            seq: The same by its position in the log.
             only: Components to take from `source`, such as `("model",)`.
             level: How deep a checkpoint is verified before it is chosen: `exists`, `etag` or `full`.
             allow: Names of fingerprints, components and facts that may differ.
@@ -353,7 +355,9 @@ class Checkpointer:
         step = self.state.progress.global_step
         tell(self._observer, Stopping(str(self._stop), step, newest, saved))
         if self._meeting.rank == 0:
-            _log.warning("Stopping at step %d because of %s. The newest commit of this job: %s.", step, self._stop, newest)
+            _log.warning(
+                "Stopping at step %d because of %s. The newest commit of this job: %s.", step, self._stop, newest
+            )
         raise StoppedBySignal(128 + self._stop.number)
 
     def _tell_resumed(self, report: ResumeReport, seconds: float) -> None:

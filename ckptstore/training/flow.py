@@ -23,6 +23,7 @@ from ckptstore.training import gradients, optimizers, rng
 from ckptstore.training.checks import Standing, failed, static_checks
 from ckptstore.training.compat import Matrix
 from ckptstore.training.gate import Facts, GateReport, check
+from ckptstore.training.gradients import Targets
 from ckptstore.training.loaders import choose
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.migrate import Migrator, plan
@@ -115,7 +116,12 @@ class Flow:
             decision=str(gate.decision),
             accepted=tuple(map(str, gate.accepted)),
             migrated=gate.migrated,
-            restored=(*room.values, *room.loaders, *([GRADIENTS] if room.gradients else []), *([RNG] if random else [])),
+            restored=(
+                *room.values,
+                *room.loaders,
+                *([GRADIENTS] if room.gradients else []),
+                *([RNG] if random else []),
+            ),
             without_state=room.without_state,
             random=random,
             checks=checks,
@@ -334,5 +340,5 @@ class Room:
     loaders: dict[str, Any] = field(default_factory=dict)
     rng: Any = None
     gradients: list[Any] = field(default_factory=list)
-    pending: gradients.Targets | None = None
+    pending: Targets | None = None
     without_state: tuple[str, ...] = ()

@@ -44,6 +44,8 @@ def migrate(checkpoint: Checkpoint, targets: Mapping[str, torch.Tensor], migrato
 def _read(checkpoint: Checkpoint, key: str) -> torch.Tensor:
     dtype = dtype_of(checkpoint.keys[key].dtype, key=key)
     raw = bytearray(checkpoint.read(key).tobytes())
-    return torch.frombuffer(raw, dtype=dtype).reshape(checkpoint.keys[key].shape) if raw else torch.empty(
-        checkpoint.keys[key].shape, dtype=dtype
+    return (
+        torch.frombuffer(raw, dtype=dtype).reshape(checkpoint.keys[key].shape)
+        if raw
+        else torch.empty(checkpoint.keys[key].shape, dtype=dtype)
     )

@@ -84,7 +84,7 @@ class Captured:
 
 
 def nested(tensors: Tensors) -> dict[str, Any]:
-    """Return tensors under their components: DCP takes its time for each entry of a state dict, not for what is in it."""
+    """Return tensors under their components: DCP takes time for each entry of a state dict, not for what is in it."""
     state: dict[str, Any] = {}
     for key, tensor in tensors.items():
         component, _, rest = key.partition(".")
@@ -250,7 +250,9 @@ class TrainingState:
         moments = {}
         for name, each in self.optimizers.items():
             found = optimizers.digest(each, self.parameters, max_bytes=DIGESTED_BYTES)
-            moments[name] = Moments(*(found[field] for field in ("tensors", "elements", "nonzero", "blake3")))
+            moments[name] = Moments(
+                int(found["tensors"]), int(found["elements"]), int(found["nonzero"]), str(found["blake3"])
+            )
         scales = self.scales()
         return Standing(
             **self.progress.as_json(),
@@ -262,15 +264,15 @@ class TrainingState:
         )
 
     @property
-    def dtype(self) -> str:
+    def dtype(self) -> torch.dtype:
         """What most of the arithmetic is done in: what autocast was said to use, else the dtype of most parameters."""
         said = (self._given_precision or {}).get("autocast")
-        if said is not None:
-            return str(said).removeprefix("torch.")
+        if isinstance(said, torch.dtype):
+            return said
         sizes: dict[torch.dtype, int] = {}
         for each in self.parameters.values():
             sizes[each.dtype] = sizes.get(each.dtype, 0) + each.numel()
-        return str(max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)).removeprefix("torch.")
+        return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
 
     def _encoded(self, name: str, value: Any) -> bytes:
         return encode_value(value, types=self.types, name=name)

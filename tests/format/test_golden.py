@@ -103,7 +103,9 @@ def test_the_golden_trace_comes_back():
     assert trace == {"observations": [{"global_step": 4, "loss": 2.5}, {"global_step": 5, "loss": "NaN"}]}
 
 
-@pytest.mark.parametrize("name", ["part-1.json.gz", "root-1.json.gz", "values-1.json", "trace-1.json", "documents-1.json.gz"])
+@pytest.mark.parametrize(
+    "name", ["part-1.json.gz", "root-1.json.gz", "values-1.json", "trace-1.json", "documents-1.json.gz"]
+)
 def test_the_examples_of_the_specification_are_the_golden_files(name):
     golden = (GOLDEN / name).read_bytes()
     text = (gzip.decompress(golden) if name.endswith(".gz") else golden).decode()
