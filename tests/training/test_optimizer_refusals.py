@@ -172,6 +172,14 @@ def test_all_differences_are_listed_at_once():
     }
 
 
+def test_a_parameter_that_was_trainable_but_not_the_optimizers_is_refused():
+    model = seeded(Net)
+    structure = taken(model, adamw(model, [model.first.weight, model.first.bias]))
+    assert refused(adamw(model), model, structure) == dict.fromkeys(
+        ("norm.weight", "norm.bias", "last.weight"), ("trainable, but in no group", "in group 0")
+    )
+
+
 def test_a_parameter_in_another_group_is_refused():
     def grouped(model, *, swapped):
         groups = [model.first.parameters(), [*model.norm.parameters(), *model.last.parameters()]]
@@ -229,6 +237,21 @@ def test_a_migrated_shape_finds_room_where_the_structure_says_so():
     assert list(room["last.weight.exp_avg"].shape) == [5, 8]
     assert list(room["last.weight.step"].shape) == []
     assert structure["parameters"]["last.weight"]["shape"] == [3, 8]
+
+
+def test_a_number_that_grows_into_a_vector_keeps_its_one_counter():
+    model = nn.ParameterDict({"gain": nn.Parameter(torch.tensor(1.0))})
+    optimizer = adamw(model)
+    model["gain"].backward()
+    optimizer.step()
+    grown = optimizers.reshaped(taken(model, optimizer), {"gain": [2]})
+    fresh = nn.ParameterDict({"gain": nn.Parameter(torch.ones(2))})
+    room = optimizers.targets(adamw(fresh), models.named_parameters(fresh), grown)
+    assert {name: list(tensor.shape) for name, tensor in room.items()} == {
+        "gain.step": [],
+        "gain.exp_avg": [2],
+        "gain.exp_avg_sq": [2],
+    }
 
 
 def test_an_optimizer_of_another_model_is_refused_at_the_save():

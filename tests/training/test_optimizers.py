@@ -210,8 +210,11 @@ def test_a_learning_rate_that_is_a_tensor_stays_the_same_object(url):
 
 def test_what_was_captured_does_not_follow_the_optimizer():
     model, optimizer = grouped(1, lr=torch.tensor(0.02))
+    seen = optimizer.state[model.first.weight]["seen"] = {1, 2}
     structure = optimizers.capture(optimizer, models.named_parameters(model)).structure
     optimizer.param_groups[0]["lr"].fill_(9.0)
+    seen.add(3)
+    assert structure["parameters"]["first.weight"]["state"] == {"seen": ["value", {1, 2}]}
     optimizer.param_groups[1]["weight_decay"] = 9.0
     assert float(structure["groups"][0]["lr"]) == float(torch.tensor(0.02))
     assert structure["groups"][1]["weight_decay"] == 0.0
