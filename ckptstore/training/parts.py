@@ -14,6 +14,8 @@ from ckptstore.training import models, optimizers, trees
 from ckptstore.training.progress import Progress
 
 Tensors = dict[str, torch.Tensor]
+_EXTRA = ".__extra_state__"
+"""Under this name of a model stand tensors in what its modules hold beside parameters and buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +74,19 @@ class ModelPart:
 
     def take(self) -> Taken:
         """Return the model's tensors, and what its modules hold beside them."""
-        return Taken(self.targets(None), models.extra_state(self.module) or None)
+        tensors, extra = trees.split(models.extra_state(self.module), prefix=f"{self.name}{_EXTRA}")
+        return Taken(self._own() | tensors, extra)
+
+    def _own(self) -> Tensors:
+        return {f"{self.name}.{key}": tensor for key, tensor in models.named_state(self.module).items()}
 
     def targets(self, value: Any) -> Tensors:
-        """Return the model's own tensors."""
-        del value
-        return {f"{self.name}.{key}": tensor for key, tensor in models.named_state(self.module).items()}
+        """Return the model's own tensors, and memory for those in what its modules hold beside them."""
+        return self._own() | trees.targets(value, models.extra_state(self.module))
 
     def put(self, value: Any, tensors: Tensors) -> None:
         """Give the modules what they held beside tensors, which are loaded already."""
-        del tensors
-        models.set_extra_state(self.module, value or {})
+        models.set_extra_state(self.module, trees.join(value, tensors))
 
 
 @dataclass(frozen=True, slots=True)

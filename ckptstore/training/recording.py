@@ -242,7 +242,7 @@ class Recording:
         """Remember the weights as they are. The first time, ranks tell each other what they hold."""
         if self._norm is None and self._has_norm:
             names = self._state.parameters
-            most = self._meeting.decide("sizes", lambda: len(names), lambda sizes: max(sizes))
+            most = self._meeting.decide("sizes", lambda: len(names), lambda sizes: max(sizes))  # noqa: PLW0108  (mypy: `max` is overloaded)
             self._has_norm = most * self._meeting.world_size <= MAX_GATHERED
             if self._has_norm:
                 self._norm = UpdateNorm(names, rank=self._meeting.rank, gather=self._gathered)
