@@ -69,6 +69,24 @@ def plain_name(checkpoint_id: str | os.PathLike[str]) -> str:
     return os.fspath(checkpoint_id) if isinstance(checkpoint_id, os.PathLike) else checkpoint_id
 
 
+def check_plans(plans: Sequence[SavePlan], world_size: int) -> None:
+    """Check that the plans of all ranks came, and hold something.
+
+    Raises:
+        InvalidInputError: There is nothing to save, or DCP saves with other ranks than the writer.
+        UnsupportedError: A plan is a reference to a cached one.
+    """
+    if len(plans) != world_size:
+        raise InvalidInputError(
+            f"{len(plans)} ranks save, this writer's group has {world_size}.",
+            hint="Pass one process_group to dcp.save and to CkptStoreWriter.",
+        )
+    if not all(plan.usable for plan in plans):
+        raise UnsupportedError("A rank's plan refers to a cached one.", hint="Pass enable_plan_caching=False.")
+    if not any(plan.items for plan in plans):
+        raise InvalidInputError("The state is empty on all ranks.", hint="Pass the state to save.")
+
+
 def check_items(items: Sequence[WriteItem]) -> None:
     """Check that every tensor in a plan can be stored as bytes.
 

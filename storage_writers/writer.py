@@ -29,7 +29,7 @@ from ckptstore.protocol.log import RunLog
 from storage_writers import agreement, incarnations, ranks, survivors
 from storage_writers.fences import Fence, Optimizer
 from storage_writers.metadata import check_written, encode_planner
-from storage_writers.planning import Contents, Ticket, check_caching, check_items
+from storage_writers.planning import Contents, Ticket, check_caching, check_items, check_plans
 from storage_writers.receipts import received
 from storage_writers.roots import open_root
 from storage_writers.saving import Save, software
@@ -142,30 +142,17 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
     ) -> None:
         """Say what the next save records; whether that ends well or not, it is used up. The coordinator's words count.
 
-        Args:
-            global_step: The training step.
-            parallelism: Degrees by name: dp, tp, pp and so on.
-            training_state: Counters such as epoch and consumed_samples, as JSON.
-            metrics: Numbers by name; non-finite ones are allowed.
-            fingerprints: Digests by name.
-            tags: Labels.
-            documents: JSON by name: what stands behind the digests. It is kept beside the manifest parts.
+        What stands behind the fingerprints, `documents`, is JSON by name, and is kept beside the manifest parts.
 
         Raises:
             InvalidInputError: A value is not what it must be, all but the documents together take more than 16 KiB, or
                 they more than 16 MiB.
         """
-        self._session.descriptions.say(
-            Description(
-                global_step,
-                parallelism or {},
-                training_state or {},
-                metrics or {},
-                fingerprints or {},
-                tags,
-                encode_documents(documents) if documents else None,
-            )
+        behind = encode_documents(documents) if documents else None
+        said = Description(
+            global_step, parallelism or {}, training_state or {}, metrics or {}, fingerprints or {}, tags, behind
         )
+        self._session.descriptions.say(said)
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Begin to copy the state into host memory, for the background save that `dcp.async_save` begins now.
@@ -310,15 +297,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         """
         save = self._begun()
         log = save.log
-        if len(plans) != save.peers.world_size:
-            raise InvalidInputError(
-                f"{len(plans)} ranks save, this writer's group has {save.peers.world_size}.",
-                hint="Pass one process_group to dcp.save and to CkptStoreWriter.",
-            )
-        if not all(plan.usable for plan in plans):
-            raise UnsupportedError("A rank's plan refers to a cached one.", hint="Pass enable_plan_caching=False.")
-        if not any(plan.items for plan in plans):
-            raise InvalidInputError("The state is empty on all ranks.", hint="Pass the state to save.")
+        check_plans(plans, save.peers.world_size)
         for plan in plans:
             encode_planner(plan.planner_data)
         incarnation = incarnations.reign_at(self._store.url, log.run, job=self._job).incarnation
