@@ -359,7 +359,6 @@ def test_another_order_is_refused_with_old_and_new(other, differences):
         ({"shuffle": 1}, IncompatibleStateError),
         ({"order": "another/1"}, IncompatibleStateError),
     ],
-    ids=repr,
 )
 def test_a_state_that_cannot_be_is_refused_and_nothing_moves(state, error):
     sampler = ElasticSampler(10, batch_size=2, rank=0, world_size=1)
@@ -393,7 +392,6 @@ def test_a_state_that_cannot_be_is_refused_and_nothing_moves(state, error):
         {"rank": 0, "world_size": 0},
         {"batch_size": 11, "drop_last": True},
     ],
-    ids=repr,
 )
 def test_what_no_sampler_can_be_made_of_is_refused(wrong):
     with pytest.raises(InvalidInputError):
