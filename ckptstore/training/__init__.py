@@ -16,7 +16,7 @@ with Checkpointer("s3://bucket/runs/llama-7b", state, every_steps=500, keep=Keep
 
 from ckptstore.training.checkpointer import Checkpointer, StoppedBySignal
 from ckptstore.training.compat import Matrix
-from ckptstore.training.fingerprint import Fingerprint, fingerprint
+from ckptstore.training.fingerprints import Fingerprint, fingerprint
 from ckptstore.training.flow import Asked
 from ckptstore.training.loaders import Collate, PerRank
 from ckptstore.training.meeting import Meeting
@@ -24,7 +24,7 @@ from ckptstore.training.migrate import GrownVocabulary, Migrator
 from ckptstore.training.progress import Progress
 from ckptstore.training.proof import Proof
 from ckptstore.training.report import ResumeReport
-from ckptstore.training.resume import resume
+from ckptstore.training.resuming import resume
 from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.schedule import Keep
 from ckptstore.training.short_run import Program, prove_resume

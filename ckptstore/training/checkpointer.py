@@ -25,7 +25,7 @@ from ckptstore.training.flow import Asked
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.recording import Recording
 from ckptstore.training.report import ResumeReport
-from ckptstore.training.resume import resume
+from ckptstore.training.resuming import resume
 from ckptstore.training.saving import Said, save
 from ckptstore.training.schedule import Keep, Saved, Schedule
 from ckptstore.training.signals import STOPPING, Signals

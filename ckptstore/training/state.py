@@ -16,7 +16,7 @@ from ckptstore.format.value_types import ValueTypes
 from ckptstore.format.values import encode_value
 from ckptstore.training import gradients, models, optimizers, rng
 from ckptstore.training.checks import Moments, Standing
-from ckptstore.training.fingerprint import Fingerprint, fingerprint
+from ckptstore.training.fingerprints import Fingerprint, fingerprint
 from ckptstore.training.loaders import PerRank, source_of
 from ckptstore.training.migrate import Migrator
 from ckptstore.training.parts import (

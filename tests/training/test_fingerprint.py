@@ -25,7 +25,7 @@ from blake3 import blake3
 from ckptstore import InvalidInputError
 from ckptstore.format.documents import encode_documents
 from ckptstore.training.differences import MAX_DIFFERENCES, named
-from ckptstore.training.fingerprint import ABSENT, Difference, Fingerprint, differences, fingerprint
+from ckptstore.training.fingerprints import ABSENT, Difference, Fingerprint, differences, fingerprint
 
 
 def digest(what, **options):
@@ -240,7 +240,7 @@ def test_bytes_that_are_no_text_are_taken_as_they_are(tmp_path):
 
 
 def test_a_large_file_is_taken_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("ckptstore.training.fingerprint.MAX_TEXT_FILE_BYTES", 10)
+    monkeypatch.setattr("ckptstore.training.fingerprints.MAX_TEXT_FILE_BYTES", 10)
     (tmp_path / "a").write_bytes(b"x\r\n" * 10)
     right = "sha256:" + hashlib.sha256(b"x\r\n" * 10).hexdigest()
     assert fingerprint(tmp_path / "a", algorithm="sha256") == Fingerprint(right, {"digest": right, "size": 30})
@@ -284,7 +284,7 @@ def test_what_a_folder_hides_is_refused(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "real" / "pipe")
     with pytest.raises(InvalidInputError, match="no file"):
         fingerprint(tmp_path / "real")
-    monkeypatch.setattr("ckptstore.training.fingerprint.MAX_FILES", 2)
+    monkeypatch.setattr("ckptstore.training.fingerprints.MAX_FILES", 2)
     with pytest.raises(InvalidInputError, match="more than 2 files"):
         fingerprint(folder(tmp_path / "many", a="", b="", c=""))
 

@@ -9,7 +9,7 @@ import pytest
 
 from ckptstore import IncompatibleStateError, InvalidInputError
 from ckptstore.training.compat import Matrix
-from ckptstore.training.fingerprint import fingerprint
+from ckptstore.training.fingerprints import fingerprint
 from ckptstore.training.gate import Facts, check
 
 THINGS = {

@@ -11,7 +11,7 @@ from torch import nn
 import storage_writers as sw
 from ckptstore import CheckpointStore, IncompatibleStateError, InvalidInputError
 from ckptstore.training.differences import ABSENT, Difference
-from ckptstore.training.fingerprint import fingerprint
+from ckptstore.training.fingerprints import fingerprint
 from ckptstore.training.gate import Facts, check
 from ckptstore.training.migrate import GrownVocabulary, migrated, plan
 
