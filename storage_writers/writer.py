@@ -18,7 +18,7 @@ from torch.futures import Future
 
 from ckptstore.errors import CommitUnknownError, InvalidInputError, UnsupportedError
 from ckptstore.events import Observer, silent
-from ckptstore.format.documents import encode_documents
+from ckptstore.format.documents import Documents, encode_documents
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.attempt import Description, begin
@@ -138,7 +138,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         metrics: Mapping[str, float] | None = None,
         fingerprints: Mapping[str, str] | None = None,
         tags: Sequence[str] = (),
-        documents: Mapping[str, Any] | None = None,
+        documents: Mapping[str, Any] | Documents | None = None,
     ) -> None:
         """Say what the next save records; whether that ends well or not, it is used up. The coordinator's words count.
 
@@ -148,7 +148,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
             InvalidInputError: A value is not what it must be, all but the documents together take more than 16 KiB, or
                 they more than 16 MiB.
         """
-        behind = encode_documents(documents) if documents else None
+        behind = documents if isinstance(documents, Documents | None) else encode_documents(documents)
         said = Description(
             global_step, parallelism or {}, training_state or {}, metrics or {}, fingerprints or {}, tags, behind
         )

@@ -149,7 +149,8 @@ class Flow:
 
     def _gate(self) -> GateReport:
         """Decide on rank 0 whether this checkpoint may be loaded here, before anything is allocated or read."""
-        facts = self.meeting.gathered("facts", self.state.facts())
+        mine = self.state.facts()
+        facts = self.meeting.gathered("facts", mine.values, digest=mine.digest)
 
         def judge() -> GateReport:
             documents, commit = self.checkpoint.documents(), self.checkpoint.commit

@@ -84,15 +84,19 @@ class Meeting:
         self.decide(what, lambda: done.append(work()), lambda _: None)
         return done[0]
 
-    def gathered(self, what: str, mine: Mapping[str, Any]) -> dict[str, Any] | None:
+    def gathered(self, what: str, mine: Mapping[str, Any], *, digest: str) -> dict[str, Any] | None:
         """Return on rank 0 the union of what the ranks say, and None on the others.
 
         They say the same, as a rule; then digests are all that travels.
 
+        Args:
+            what: Names the question.
+            mine: What this rank says, as JSON.
+            digest: Of it, from `digest_of`.
+
         Raises:
             DisagreementError: Two ranks say different things in one place.
         """
-        digest = hexdigest(canonical_json(mine, what=what))
         alike = self.decide(f"{what}/digest", lambda: digest, lambda parts: len(set(parts)) == 1)
         if alike:
             return dict(mine) if self.rank == 0 else None
@@ -123,6 +127,11 @@ class Meeting:
                 dist.new_group(members, backend="gloo", use_local_synchronization=members is not None),
             )
         return self._group
+
+
+def digest_of(said: Mapping[str, Any]) -> str:
+    """Return what tells JSON values apart."""
+    return hexdigest(canonical_json(said, what="What a rank says"))
 
 
 def _union(what: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

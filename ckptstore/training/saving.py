@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import storage_writers as sw
 from ckptstore.errors import DisagreementError
-from ckptstore.training.meeting import Meeting
+from ckptstore.format.documents import Documents, encode_documents
+from ckptstore.training.meeting import Meeting, digest_of
 from ckptstore.training.schedule import Keep
 from ckptstore.training.state import Captured, TrainingState
 
@@ -54,11 +56,10 @@ def save(
     """
     captured = meeting.all_do("capture", lambda: state.capture(meeting.rank, meeting.world_size))
     differing = _differing(meeting, captured)
-    facts = meeting.gathered("facts", state.facts())
+    documents = _documents(state, meeting)
     prints = state.fingerprints
     progress = state.progress
     name = said.checkpoint_id or _name(progress.global_step, progress.micro_step)
-    documents = {each: one.document for each, one in prints.items() if one.document is not None}
     writer.describe(
         global_step=progress.global_step,
         parallelism=state.parallelism,
@@ -71,12 +72,31 @@ def save(
         metrics=said.metrics,
         fingerprints={each: one.digest for each, one in prints.items()},
         tags=said.tags,
-        documents={FINGERPRINTS: documents, STATE: facts or {}},
+        documents=documents,
     )
     plain = captured.state_dict(meeting.rank, differing=differing)
     way: Callable[..., Any] = sw.async_save if background else sw.save
     future = way(plain, checkpoint_id=name, storage_writer=writer)
     return future if background else None
+
+
+_told: WeakKeyDictionary[TrainingState, tuple[str, Documents]] = WeakKeyDictionary()
+"""What the saves of a state said last, by the digest of its facts: it seldom changes, and encoding takes its time."""
+
+
+def _documents(state: TrainingState, meeting: Meeting) -> Documents | None:
+    """Return, on rank 0, what stands behind the digests of a save: of all ranks, where they hold different parts."""
+    facts = state.facts()
+    whole = meeting.gathered("facts", facts.values, digest=facts.digest)
+    if whole is None:
+        return None
+    digest = facts.digest if whole == facts.values else digest_of(whole)
+    known = _told.get(state)
+    if known is None or known[0] != digest:
+        prints = state.fingerprints.items()
+        behind = {name: one.document for name, one in prints if one.document is not None}
+        known = _told[state] = digest, encode_documents({FINGERPRINTS: behind, STATE: whole})
+    return known[1]
 
 
 def _name(step: int, micro_step: int) -> str:

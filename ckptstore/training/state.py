@@ -18,6 +18,7 @@ from ckptstore.training import gradients, models, optimizers, rng
 from ckptstore.training.checks import Moments, Standing
 from ckptstore.training.fingerprints import Fingerprint, fingerprint
 from ckptstore.training.loaders import PerRank, source_of
+from ckptstore.training.meeting import digest_of
 from ckptstore.training.migrate import Migrator
 from ckptstore.training.parts import (
     ExtrasPart,
@@ -81,6 +82,19 @@ class Captured:
         for name, body in self.local.items():
             state[local_key(rank, name)] = TypedValue(body)
         return state
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a state is made of.
+
+    Args:
+        values: As JSON.
+        digest: Tells them apart.
+    """
+
+    values: Mapping[str, Any]
+    digest: str
 
 
 def nested(tensors: Tensors) -> dict[str, Any]:
@@ -164,6 +178,7 @@ class TrainingState:
         self.types = types or value_types()
         self._given_precision, self._given_parallelism = precision, parallelism
         self._fingerprints = dict(fingerprints or {})
+        self._facts: tuple[list[Any], Facts] | None = None
         averages = by_name("ema", ema) | by_name("stateful", dict(stateful) if stateful else None)
         cursors = self.schedulers | self.scalers | self.samplers
         for name, each in (averages | cursors).items():
@@ -187,9 +202,9 @@ class TrainingState:
             found |= {f"{prefix}{key}": each for key, each in models.named_parameters(module).items()}
         return found
 
-    @property
+    @cached_property
     def fingerprints(self) -> dict[str, Fingerprint]:
-        """What must be the same when the run goes on, by name; read anew each time."""
+        """What must be the same when the run goes on, by name; files are read once."""
         return {name: fingerprint(each) for name, each in self._fingerprints.items()}
 
     @property
@@ -197,8 +212,19 @@ class TrainingState:
         """Degrees by name."""
         return topology(list(self.models.values()), self._given_parallelism)
 
-    def facts(self) -> dict[str, Any]:
-        """Return what the state is made of, as JSON: what is compared before anything is loaded."""
+    def facts(self) -> Facts:
+        """Return what the state is made of: what is compared before anything is loaded.
+
+        The same object comes back as long as nothing of it changed that training changes: optimizers gain state.
+        """
+        now: list[Any] = [len(each.state) for each in self.optimizers.values()]
+        now.append(recorded(list(self.models.values()), self._given_precision))
+        if self._facts is None or self._facts[0] != now:
+            made_of = self._made_of()
+            self._facts = now, Facts(made_of, digest_of(made_of))
+        return self._facts[1]
+
+    def _made_of(self) -> dict[str, Any]:
         return {
             "components": sorted([*self.parts, *self.loaders]),
             "models": {name: models.facts(each) for name, each in self.models.items()},
