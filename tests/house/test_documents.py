@@ -1,6 +1,7 @@
 """What the documents say of the project is there."""
 
 import ast
+import contextlib
 import re
 import runpy
 from pathlib import Path
@@ -105,6 +106,58 @@ def test_the_example_of_saving_in_the_background_saves_what_it_says(tmp_path):
     ]
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_example_of_a_resume_goes_on_and_is_proved(tmp_path, capfd):
+    import torch  # noqa: PLC0415  (the same)
+    from torch.utils.data import DataLoader  # noqa: PLC0415  (the same)
+
+    (tmp_path / "manifest.json").write_text('{"files": ["a", "b"]}')
+    url = str(tmp_path / "run")
+
+    class Stopped(Exception):  # noqa: N818  (as a job that dies)
+        pass
+
+    def train(last):
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        steps = []
+
+        def train_one_step(model, optimizer, batch):
+            loss = (model(batch) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.append(batch)
+            if len(steps) == last:
+                raise Stopped
+            return loss, 1.0
+
+        given = {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer),
+            "scaler": torch.amp.GradScaler("cpu"),
+            "config": {"width": 1},
+            "tokenizer": {"vocabulary": ["a"]},
+            "dataset": torch.utils.data.StackDataset(range(256 * 170), torch.ones(256 * 170, 1)),
+            "evaluate": lambda _: 2.5,
+            "train_one_step": train_one_step,
+            "DataLoader": DataLoader,
+            "Path": lambda name: tmp_path / name,
+        }
+        with contextlib.suppress(Stopped):
+            run_example(2, url, **given)
+        return len(steps)
+
+    assert train(508) == 508
+    assert "A fresh start" in capfd.readouterr().out
+    assert train(None) == 10
+    assert "resumed from" in capfd.readouterr().out
+    newest = ckptstore.CheckpointStore.open(url).latest()
+    assert (newest.global_step, newest.metrics) == (500, {"val_loss": 2.5})
+    assert newest.proved.startswith("proved: 5 steps, exact")
+
+
 def test_the_example_without_torch_runs_as_it_is_printed(tmp_path):
     url, name = str(tmp_path / "run"), "model.layers.0.wq.weight"
     log, job = RunLog.create(open_store(url)), Incarnation.new(job="llama")
@@ -116,7 +169,7 @@ def test_the_example_without_torch_runs_as_it_is_printed(tmp_path):
         path = attempt.stem.shard_key(0)
         shard = upload_shard(log.store, path, layout, [[weight.tobytes()]], rank=0, options=TransferOptions())
         commit(log, job, attempt, [StoredShard(shard, layout.items)])
-    ran = run_example(2, url)
+    ran = run_example(3, url)
     assert (ran["checkpoint"].checkpoint_id, ran["checkpoint"].global_step) == ("step-12000", 12000)
     assert np.array_equal(ran["weight"], weight[:128])
     store = ckptstore.CheckpointStore.open(url)
