@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -62,6 +62,16 @@ class Standing:
             "cursors": dict(self.cursors),
         }
 
+    def without(self, components: Collection[str]) -> Self:
+        """Return it without what it says of these components."""
+        return dataclasses.replace(
+            self,
+            lr={name: each for name, each in self.lr.items() if name not in components},
+            scale=None if any(name.partition(".")[0] == "scaler" for name in components) else self.scale,
+            moments={name: each for name, each in self.moments.items() if name not in components},
+            cursors={name: each for name, each in self.cursors.items() if name not in components},
+        )
+
     @classmethod
     def from_json(cls, value: object) -> Self:
         """Return what `as_json` returned, or JSON made of it.
@@ -111,11 +121,17 @@ class Check:
         return dataclasses.asdict(self)
 
 
-def static_checks(saved: Standing, now: Standing) -> list[Check]:
+def static_checks(saved: Standing, now: Standing, *, remade: Collection[str] = ()) -> list[Check]:
     """Compare where a run stands after a resume with where it stood; nothing is trained for it.
 
     What could not be compared has `ok` None; what is wrong has False.
+
+    Args:
+        saved: As it was said then.
+        now: As it is.
+        remade: Optimizers whose moments were made from what was saved, of other shapes: these are counted only.
     """
+    same_size, labels = saved.world_size == now.world_size, {f"moments {name}" for name in remade}
     return [
         *(
             _equal(name, getattr(saved, name), getattr(now, name), _WRONG[name])
@@ -126,7 +142,7 @@ def static_checks(saved: Standing, now: Standing) -> list[Check]:
             "moments",
             saved.moments,
             now.moments,
-            lambda *said: _moments(*said, same_size=saved.world_size == now.world_size),
+            lambda label, *said: _moments(label, *said, same=same_size and label not in labels),
         ),
         *_each("cursor", saved.cursors, now.cursors, _cursor),
     ]
@@ -180,14 +196,14 @@ def _rates(label: str, saved: tuple[float, ...], now: tuple[float, ...]) -> Chec
     return _equal(label, list(saved), list(now), wrong)
 
 
-def _moments(label: str, saved: Moments, now: Moments, *, same_size: bool) -> Check:
+def _moments(label: str, saved: Moments, now: Moments, *, same: bool) -> Check:
     mine, theirs = _plain(saved), _plain(now)
     if saved.tensors != now.tensors:
         return Check(label, mine, theirs, ok=False, message="Moments are missing, or there are more.")
     if saved.nonzero and not now.nonzero:
         return Check(label, mine, theirs, ok=False, message="The moments were dropped: all are zero.")
-    if not same_size:
-        return Check(label, mine, theirs, ok=True)  # a rank holds other pieces of them now
+    if not same:
+        return Check(label, mine, theirs, ok=True)  # a rank holds other pieces of them now, or larger ones
     differs = [name for name in ("elements", "nonzero") if getattr(saved, name) != getattr(now, name)]
     if saved.blake3 and now.blake3 and saved.blake3 != now.blake3:
         differs.append("blake3")

@@ -32,7 +32,7 @@ from ckptstore.training.parts import OptimizerPart, Part, Tensors, merged
 from ckptstore.training.report import ResumeReport
 from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.saving import FINGERPRINTS, STATE
-from ckptstore.training.state import GRADIENTS, RNG, STANDING, VALUES, TrainingState, local_key, nested
+from ckptstore.training.state import GRADIENTS, PENDING, RNG, STANDING, VALUES, TrainingState, local_key, nested
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Flow:
         with self._timed("restore"):
             random = self.meeting.all_do("restore", lambda: self._restore(room))
         with self._timed("check"):
-            checks = self.meeting.all_do("check", self._check)
+            checks = self.meeting.all_do("check", lambda: self._check(gate, room))
         at, commit = self.checkpoint, self.checkpoint.commit
         return ResumeReport(
             url=self.store.url,
@@ -116,6 +116,8 @@ class Flow:
             decision=str(gate.decision),
             accepted=tuple(map(str, gate.accepted)),
             migrated=gate.migrated,
+            fresh=tuple(sorted(gate.fresh)),
+            left=tuple(sorted(gate.left)),
             restored=(
                 *room.values,
                 *room.loaders,
@@ -211,10 +213,14 @@ class Flow:
                 hint=f"Pass allow=[{name!r}] to let it begin anew.",
             )
         value = merged(part, found)
-        if isinstance(part, OptimizerPart) and self.state.migrators:  # the gate has seen that each change is covered
-            shapes = {key: list(each.shape) for key, each in part.parameters.items()}
-            value = optimizers.reshaped(value, shapes)
+        if isinstance(part, OptimizerPart) and self.state.migrators:
+            value = optimizers.reshaped(value, self._shapes)
         return value
+
+    @property
+    def _shapes(self) -> dict[str, list[int]]:
+        """Those that parameters have here: where there are migrators, the gate saw that each change is covered."""
+        return {name: list(each.shape) for name, each in self.state.parameters.items()}
 
     def _make_room_for_ranks(self, room: Room, gate: GateReport) -> None:
         """The same, of what each rank has for itself."""
@@ -230,7 +236,9 @@ class Flow:
         room.rng = self._read(local_key(rank, RNG)) if rank < ranks else None
         if not self._read(f"{VALUES}/progress")["micro_step"]:
             return
-        room.gradients = [self._read(local_key(each, GRADIENTS)) for each in range(ranks)]
+        room.gradients = [self._read(local_key(each, PENDING)) for each in range(ranks)]
+        if self.state.migrators:
+            room.gradients = [gradients.reshaped(each, self._shapes) for each in room.gradients]
         room.pending = gradients.targets(
             self.state.parameters,
             room.gradients,
@@ -300,7 +308,7 @@ class Flow:
         said += [f"{name}: left, because {reason}" for name, reason in done.left.items()]
         return tuple(said)
 
-    def _check(self) -> tuple[str, ...]:
+    def _check(self, gate: GateReport, room: Room) -> tuple[str, ...]:
         """Compare where the state stands with where it stood.
 
         Raises:
@@ -310,7 +318,10 @@ class Flow:
             return ()
         ranks = self.checkpoint.saved_world_size
         saved = Standing.from_json(self._read(local_key(min(self.meeting.rank, ranks - 1), STANDING)))
-        found = static_checks(saved, self.state.standing(self.meeting.world_size))
+        now = self.state.standing(self.meeting.world_size)
+        apart = gate.fresh | gate.left
+        remade = [name for name in now.moments if any(key.startswith(f"{name}.") for key in room.migrators)]
+        found = static_checks(saved.without(apart), now.without(apart), remade=remade)
         if wrong := failed(found):
             raise ResumeError(
                 f"What was restored is not what was saved: {'; '.join(map(str, wrong))[:1000]}",

@@ -199,7 +199,7 @@ def facts(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -
     """Return what a gate compares, as JSON.
 
     `defaults` are the arguments that the optimizer was made with, without learning rates: what stands in groups may
-    change from step to step.
+    change from step to step. How many parameters are in a group is not said: what is frozen may be left out of it.
 
     Raises:
         InvalidInputError: See `capture`.
@@ -211,7 +211,7 @@ def facts(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -
     return {
         "class": class_of(optimizer),
         "defaults": {key: as_json(value) for key, value in optimizer.defaults.items() if key not in _CYCLED},
-        "groups": [len(group["params"]) for group in optimizer.param_groups],
+        "groups": len(optimizer.param_groups),
         "moments": sum(tensor.dim() > 0 for tensor in tensors),
         "stepped": sum(bool(optimizer.state.get(names[name])) for name in groups),
     }

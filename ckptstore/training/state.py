@@ -17,6 +17,7 @@ from ckptstore.format.values import encode_value
 from ckptstore.training import gradients, models, optimizers, rng
 from ckptstore.training.checks import Moments, Standing
 from ckptstore.training.fingerprints import Fingerprint, fingerprint
+from ckptstore.training.gate import NOT_COMPARED
 from ckptstore.training.loaders import PerRank, source_of
 from ckptstore.training.meeting import digest_of
 from ckptstore.training.migrate import Migrator
@@ -33,14 +34,17 @@ from ckptstore.training.parts import (
 )
 from ckptstore.training.precision import recorded
 from ckptstore.training.progress import Progress
+from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.topology import topology
 from ckptstore.training.values import value_types
 from ckptstore.units import MIB
 from storage_writers import TypedValue
 
 VALUES = "values"
-RNG, GRADIENTS, STANDING = "rng", "gradients", "standing"
-"""What each rank holds for itself, beside its loaders."""
+RNG, PENDING, STANDING = "rng", "pending", "standing"
+"""What each rank holds for itself, beside its loaders; `pending` says which gradients it has."""
+GRADIENTS = "gradients"
+"""Their tensors."""
 DIGESTED_BYTES = 4 * MIB
 """So much of each optimizer's moments is told apart by its bytes, when a resume is checked."""
 
@@ -178,7 +182,7 @@ class TrainingState:
         self.types = types or value_types()
         self._given_precision, self._given_parallelism = precision, parallelism
         self._fingerprints = dict(fingerprints or {})
-        self._facts: tuple[list[Any], Facts] | None = None
+        self._facts: tuple[dict[str, str], Facts] | None = None
         averages = by_name("ema", ema) | by_name("stateful", dict(stateful) if stateful else None)
         cursors = self.schedulers | self.scalers | self.samplers
         for name, each in (averages | cursors).items():
@@ -215,22 +219,26 @@ class TrainingState:
     def facts(self) -> Facts:
         """Return what the state is made of: what is compared before anything is loaded.
 
-        The same object comes back as long as nothing of it changed that training changes: optimizers gain state.
+        The same object comes back as long as nothing of it changed that a program may change: flags of torch.
         """
-        now: list[Any] = [len(each.state) for each in self.optimizers.values()]
-        now.append(recorded(list(self.models.values()), self._given_precision))
+        now = recorded(list(self.models.values()), self._given_precision)
         if self._facts is None or self._facts[0] != now:
             made_of = self._made_of()
             self._facts = now, Facts(made_of, digest_of(made_of))
         return self._facts[1]
 
     def _made_of(self) -> dict[str, Any]:
+        made_with = {name: optimizers.facts(each, self.parameters) for name, each in self.optimizers.items()}
         return {
             "components": sorted([*self.parts, *self.loaders]),
             "models": {name: models.facts(each) for name, each in self.models.items()},
-            "optimizers": {name: optimizers.facts(each, self.parameters) for name, each in self.optimizers.items()},
-            "schedulers": {name: _kind(each) for name, each in self.schedulers.items()},
+            "optimizers": {
+                name: {key: fact for key, fact in each.items() if key not in NOT_COMPARED}  # ranks may differ in them
+                for name, each in made_with.items()
+            },
+            "schedulers": {name: _scheduler(each) for name, each in self.schedulers.items()},
             "scalers": {name: bool(each.is_enabled()) for name, each in self.scalers.items()},
+            "samplers": {name: _sampler(each) for name, each in self.samplers.items()},
             "loaders": {name: _kind(each.stateful) for name, each in self.loaders.items()},
             "precision": recorded(list(self.models.values()), self._given_precision),
         }
@@ -259,7 +267,7 @@ class TrainingState:
             pending = gradients.capture(self.parameters, models=self.models.values())
             _add(tensors, {f"{GRADIENTS}.{key}": each for key, each in pending.shared.items()})
             _add(tensors, {local_key(rank, f"{GRADIENTS}.{key}"): each for key, each in pending.local.items()})
-            local[GRADIENTS] = self._encoded(GRADIENTS, gradients.facts(pending))
+            local[PENDING] = self._encoded(PENDING, gradients.facts(pending))
         mergeable = frozenset(name for name, part in self.parts.items() if part.differs_by_rank)
         return Captured(tensors, values, mergeable, local)
 
@@ -316,6 +324,16 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
 
 def _kind(each: Any) -> str:
     return f"{type(each).__module__}.{type(each).__qualname__}"
+
+
+def _scheduler(each: Any) -> str:
+    """Return its class, and those of the schedulers that it is made of."""
+    inner = getattr(each, "_schedulers", ())
+    return f"{_kind(each)}({', '.join(map(_scheduler, inner))})" if inner else _kind(each)
+
+
+def _sampler(each: Any) -> dict[str, Any]:
+    return {"class": _kind(each), **(each.order if isinstance(each, ElasticSampler) else {})}
 
 
 def _check_stateful(name: str, each: Any) -> None:
