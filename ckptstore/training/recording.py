@@ -124,6 +124,8 @@ class Recording:
 
     def observe(self, loss: Any, grad_norm: Any, batch_ids: Iterable[Any] | None) -> None:
         """Take what a step was like into the open windows. Collective while one is open, and nothing else then."""
+        if self._uncommitted:
+            self._close(())  # a save may have been committed since its window was over
         open_ones = [each for each in (*self._saves, *([self._resumed] if self._resumed else [])) if not each.is_over]
         if not open_ones:
             return
