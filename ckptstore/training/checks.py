@@ -38,7 +38,7 @@ class Standing:
         global_step, epoch, micro_step, consumed_samples: Its progress.
         world_size: Ranks. Digests of one rank's bytes are compared on the same number only.
         lr: Of every parameter group, by optimizer.
-        scale: Of the gradient scaler, or None.
+        scale: By gradient scaler.
         moments: By optimizer.
         cursors: By sampler: samples of this epoch that were trained on, all ranks together. None: it cannot say.
     """
@@ -49,7 +49,7 @@ class Standing:
     consumed_samples: int
     world_size: int
     lr: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    scale: float | None = None
+    scale: Mapping[str, float] = field(default_factory=dict)
     moments: Mapping[str, Moments] = field(default_factory=dict)
     cursors: Mapping[str, int | None] = field(default_factory=dict)
 
@@ -59,6 +59,7 @@ class Standing:
             **{each.name: getattr(self, each.name) for each in dataclasses.fields(self)},
             "lr": {name: list(rates) for name, rates in self.lr.items()},
             "moments": {name: dataclasses.asdict(each) for name, each in self.moments.items()},
+            "scale": dict(self.scale),
             "cursors": dict(self.cursors),
         }
 
@@ -67,7 +68,7 @@ class Standing:
         return dataclasses.replace(
             self,
             lr={name: each for name, each in self.lr.items() if name not in components},
-            scale=None if any(name.partition(".")[0] == "scaler" for name in components) else self.scale,
+            scale={name: each for name, each in self.scale.items() if name not in components},
             moments={name: each for name, each in self.moments.items() if name not in components},
             cursors={name: each for name, each in self.cursors.items() if name not in components},
         )
@@ -84,7 +85,7 @@ class Standing:
                 cls,
                 value,
                 lr=canonical.mapping(canonical.sequence(canonical.number)),
-                scale=canonical.optional(canonical.number),
+                scale=canonical.mapping(canonical.number),
                 moments=canonical.mapping(lambda each: read_fields(Moments, each)),
                 cursors=canonical.mapping(canonical.optional(canonical.integer)),
             )
@@ -135,8 +136,9 @@ def static_checks(saved: Standing, now: Standing, *, remade: Collection[str] = (
     return [
         *(
             _equal(name, getattr(saved, name), getattr(now, name), _WRONG[name])
-            for name in ("global_step", "epoch", "micro_step", "consumed_samples", "scale")
+            for name in ("global_step", "epoch", "micro_step", "consumed_samples")
         ),
+        *_each("scale", saved.scale, now.scale, _scale),
         *_each("lr", saved.lr, now.lr, _rates),
         *_each(
             "moments",
@@ -165,7 +167,6 @@ _WRONG = {
     "epoch": "The epoch was not restored.",
     "micro_step": "Accumulated gradients would be lost, or counted twice.",
     "consumed_samples": "The count of samples was not restored.",
-    "scale": "The gradient scaler was not restored: it begins anew.",
 }
 
 
@@ -185,6 +186,10 @@ def _each(
             where = "was saved, and is not here" if name in saved else "is here, and was not saved"
             mine, theirs = _plain(saved.get(name)), _plain(now.get(name))
             yield Check(label, mine, theirs, ok=False, message=f"It {where}.")
+
+
+def _scale(label: str, saved: float, now: float) -> Check:
+    return _equal(label, saved, now, "The gradient scaler was not restored: it begins anew.")
 
 
 def _rates(label: str, saved: tuple[float, ...], now: tuple[float, ...]) -> Check:

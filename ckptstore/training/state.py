@@ -272,12 +272,12 @@ class TrainingState:
         return Captured(tensors, values, mergeable, local)
 
     def learning_rates(self) -> list[float]:
-        """Return the learning rate of every group of every optimizer."""
-        return [rate for each in self.optimizers.values() for rate in _rates(each)]
+        """Return the learning rate of every group of every optimizer, in the order of their names."""
+        return [rate for _, each in sorted(self.optimizers.items()) for rate in _rates(each)]
 
     def scales(self) -> list[float]:
-        """Return the scale of every scaler."""
-        return [float(each.get_scale()) for each in self.scalers.values()]
+        """Return the scale of every scaler, in the order of their names."""
+        return [float(each.get_scale()) for _, each in sorted(self.scalers.items())]
 
     def standing(self, world_size: int) -> Standing:
         """Return where the run stands, in a few numbers."""
@@ -287,12 +287,11 @@ class TrainingState:
             moments[name] = Moments(
                 int(found["tensors"]), int(found["elements"]), int(found["nonzero"]), str(found["blake3"])
             )
-        scales = self.scales()
         return Standing(
             **self.progress.as_json(),
             world_size=world_size,
             lr={name: tuple(_rates(each)) for name, each in self.optimizers.items()},
-            scale=scales[0] if scales else None,
+            scale={name: float(each.get_scale()) for name, each in self.scalers.items()},
             moments=moments,
             cursors={name: getattr(each, "position", None) for name, each in self.samplers.items()},
         )

@@ -130,7 +130,7 @@ CHECKS = [
     Fault("scheduler not restored", "makes a new one in a callback", ("lr optimizer",), does=Program.make_scheduler),
     Fault("moments dropped", "clears them in a callback", ("moments optimizer",), does=lambda p: p.opt.state.clear()),
     Fault("cursor at epoch start", "rewinds in a callback", ("cursor sampler",), does=begin_the_epoch_again),
-    Fault("scaler reset", "resets it in a callback", ("scale",), does=reset_scaler),
+    Fault("scaler reset", "resets it in a callback", ("scale scaler",), does=reset_scaler),
     Fault("micro-step lost", "sets it to 0 in a callback", ("micro_step",), does=count_from_zero),
 ]
 """Refused after everything was restored, before a step is taken: something of the program changed it meanwhile."""
