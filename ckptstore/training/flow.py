@@ -32,7 +32,7 @@ from ckptstore.training.parts import OptimizerPart, Part, Tensors, merged
 from ckptstore.training.report import ResumeReport
 from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.saving import FINGERPRINTS, STATE
-from ckptstore.training.state import GRADIENTS, RNG, STANDING, VALUES, TrainingState, local_key, nested
+from ckptstore.training.state import GRADIENTS, PENDING, RNG, STANDING, VALUES, TrainingState, local_key, nested
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class Flow:
         room.rng = self._read(local_key(rank, RNG)) if rank < ranks else None
         if not self._read(f"{VALUES}/progress")["micro_step"]:
             return
-        room.gradients = [self._read(local_key(each, GRADIENTS)) for each in range(ranks)]
+        room.gradients = [self._read(local_key(each, PENDING)) for each in range(ranks)]
         room.pending = gradients.targets(
             self.state.parameters,
             room.gradients,

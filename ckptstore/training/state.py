@@ -41,6 +41,8 @@ from storage_writers import TypedValue
 VALUES = "values"
 RNG, GRADIENTS, STANDING = "rng", "gradients", "standing"
 """What each rank holds for itself, beside its loaders."""
+PENDING = "pending"
+"""What there is under `gradients`: it needs a name that is no beginning of theirs."""
 DIGESTED_BYTES = 4 * MIB
 """So much of each optimizer's moments is told apart by its bytes, when a resume is checked."""
 
@@ -259,7 +261,7 @@ class TrainingState:
             pending = gradients.capture(self.parameters, models=self.models.values())
             _add(tensors, {f"{GRADIENTS}.{key}": each for key, each in pending.shared.items()})
             _add(tensors, {local_key(rank, f"{GRADIENTS}.{key}"): each for key, each in pending.local.items()})
-            local[GRADIENTS] = self._encoded(GRADIENTS, gradients.facts(pending))
+            local[PENDING] = self._encoded(PENDING, gradients.facts(pending))
         mergeable = frozenset(name for name, part in self.parts.items() if part.differs_by_rank)
         return Captured(tensors, values, mergeable, local)
 
