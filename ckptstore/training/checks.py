@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -62,6 +62,17 @@ class Standing:
             "cursors": dict(self.cursors),
         }
 
+    def of(self, components: Collection[str]) -> Self:
+        """Return the same of some components only; the scale if a scaler is among them."""
+        scaled = any(name.partition(".")[0] == "scaler" for name in components)
+        return dataclasses.replace(
+            self,
+            lr={name: each for name, each in self.lr.items() if name in components},
+            moments={name: each for name, each in self.moments.items() if name in components},
+            cursors={name: each for name, each in self.cursors.items() if name in components},
+            scale=self.scale if scaled else None,
+        )
+
     @classmethod
     def from_json(cls, value: object) -> Self:
         """Return what `as_json` returned, or JSON made of it.
@@ -111,11 +122,17 @@ class Check:
         return dataclasses.asdict(self)
 
 
-def static_checks(saved: Standing, now: Standing) -> list[Check]:
+def static_checks(saved: Standing, now: Standing, *, migrated: Collection[str] = ()) -> list[Check]:
     """Compare where a run stands after a resume with where it stood; nothing is trained for it.
 
     What could not be compared has `ok` None; what is wrong has False.
+
+    Args:
+        saved: Where it stood.
+        now: Where it stands.
+        migrated: Optimizers some of whose moments are not as they were saved, because a migrator made them.
     """
+    same_size = saved.world_size == now.world_size
     return [
         *(
             _equal(name, getattr(saved, name), getattr(now, name), _WRONG[name])
@@ -126,7 +143,7 @@ def static_checks(saved: Standing, now: Standing) -> list[Check]:
             "moments",
             saved.moments,
             now.moments,
-            lambda *said: _moments(*said, same_size=saved.world_size == now.world_size),
+            lambda *said: _moments(*said, same_size=same_size and said[0].removeprefix("moments ") not in migrated),
         ),
         *_each("cursor", saved.cursors, now.cursors, _cursor),
     ]

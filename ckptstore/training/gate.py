@@ -17,9 +17,6 @@ from ckptstore.training.migrate import Migrator
 from ckptstore.training.topology import normal
 
 COMPONENTS = "components"
-NOT_COMPARED = frozenset({"moments", "stepped"})
-"""Facts of an optimizer that one which has never stepped cannot have."""
-
 _ARCHITECTURE = ("models", "optimizers")
 """They decide which tensors there are: a name alone does not open them, but for what an optimizer was made with."""
 _MAX_FACTS = 200
@@ -191,7 +188,7 @@ class _Judging:
                 (self.left if name in there else self.fresh).add(name)
         skipped = (there ^ here) | {name for name in there | here if not self._is_wanted(name)}
         for kind in sorted({*saved, *now} - {COMPONENTS}):
-            was, is_now = (_without(side.get(kind, {}), skipped, kind) for side in (saved, now))
+            was, is_now = (_without(side.get(kind, {}), skipped) for side in (saved, now))
             for each in differences(was, is_now, at=("state", kind)):
                 self._judge(each, None if _is_architecture(each) else each.path.removeprefix("state."))
 
@@ -259,19 +256,9 @@ def _prefixes(opener: str) -> Iterator[str]:
         opener = opener.rpartition(".")[0]
 
 
-def _without(facts: Any, skipped: set[str], kind: str) -> Any:
-    """Return facts of one kind without components that are not compared, and what cannot be."""
-    if not isinstance(facts, Mapping):
-        return facts
-    kept = {name: value for name, value in facts.items() if name not in skipped}
-    if kind != "optimizers":
-        return kept
-    return {
-        name: {key: inner for key, inner in value.items() if key not in NOT_COMPARED}
-        if isinstance(value, Mapping)
-        else value
-        for name, value in kept.items()
-    }
+def _without(facts: Any, skipped: set[str]) -> Any:
+    """Return facts of one kind without components that are not compared."""
+    return {name: each for name, each in facts.items() if name not in skipped} if isinstance(facts, Mapping) else facts
 
 
 def _names(what: str, value: object) -> frozenset[str]:

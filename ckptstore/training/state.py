@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -54,13 +54,13 @@ class Captured:
     Args:
         tensors: By key; the training's own, not copied.
         values: Typed JSON by component, of what all ranks hold alike.
-        mergeable: Those of them that may differ by rank.
+        mergeable: Those of them that may differ by rank, not encoded.
         local: Typed JSON by component, of this rank alone.
     """
 
     tensors: Tensors
     values: Mapping[str, bytes]
-    mergeable: frozenset[str]
+    mergeable: Mapping[str, Any]
     local: Mapping[str, bytes]
 
     @property
@@ -68,14 +68,17 @@ class Captured:
         """What tells whether ranks hold the same values."""
         return {name: hexdigest(body) for name, body in self.values.items()}
 
-    def state_dict(self, rank: int, *, differing: frozenset[str] = frozenset()) -> dict[str, Any]:
+    def state_dict(
+        self, rank: int, *, differing: Collection[str] = (), without: Collection[str] = ()
+    ) -> dict[str, Any]:
         """Return what this rank gives to DCP.
 
         Args:
             rank: In the group that saves.
             differing: Components of which this rank holds another value than rank 0.
+            without: Tensors that another rank gives.
         """
-        state: dict[str, Any] = nested(self.tensors)
+        state: dict[str, Any] = nested({key: each for key, each in self.tensors.items() if key not in without})
         for name, body in self.values.items():
             if rank == 0:
                 state[f"{VALUES}/{name}"] = TypedValue(body)
@@ -217,9 +220,9 @@ class TrainingState:
     def facts(self) -> Facts:
         """Return what the state is made of: what is compared before anything is loaded.
 
-        The same object comes back as long as nothing of it changed that training changes: optimizers gain state.
+        The same object comes back as long as nothing of it changed that training changes: optimizers gain groups.
         """
-        now: list[Any] = [len(each.state) for each in self.optimizers.values()]
+        now: list[Any] = [len(each.param_groups) for each in self.optimizers.values()]
         now.append(recorded(list(self.models.values()), self._given_precision))
         if self._facts is None or self._facts[0] != now:
             made_of = self._made_of()
@@ -250,19 +253,21 @@ class TrainingState:
         """
         tensors: Tensors = {}
         values: dict[str, bytes] = {}
+        mergeable: dict[str, Any] = {}
         for name, part in self.parts.items():
             taken = part.take()
             _add(tensors, taken.tensors)
-            values[name] = self._encoded(name, taken.value)
-        local = {name: self._encoded(name, each.stateful.state_dict()) for name, each in self.loaders.items()}
-        local[RNG] = self._encoded(RNG, rng.capture(self.generators))
-        local[STANDING] = self._encoded(STANDING, self.standing(world_size).as_json())
+            values[name] = self.encoded(name, taken.value)
+            if part.differs_by_rank:
+                mergeable[name] = taken.value
+        local = {name: self.encoded(name, each.stateful.state_dict()) for name, each in self.loaders.items()}
+        local[RNG] = self.encoded(RNG, rng.capture(self.generators))
+        local[STANDING] = self.encoded(STANDING, self.standing(world_size).as_json())
         if self.progress.micro_step:
             pending = gradients.capture(self.parameters, models=self.models.values())
             _add(tensors, {f"{GRADIENTS}.{key}": each for key, each in pending.shared.items()})
             _add(tensors, {local_key(rank, f"{GRADIENTS}.{key}"): each for key, each in pending.local.items()})
-            local[PENDING] = self._encoded(PENDING, gradients.facts(pending))
-        mergeable = frozenset(name for name, part in self.parts.items() if part.differs_by_rank)
+            local[PENDING] = self.encoded(PENDING, gradients.facts(pending))
         return Captured(tensors, values, mergeable, local)
 
     def learning_rates(self) -> list[float]:
@@ -302,7 +307,8 @@ class TrainingState:
             sizes[each.dtype] = sizes.get(each.dtype, 0) + each.numel()
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
 
-    def _encoded(self, name: str, value: Any) -> bytes:
+    def encoded(self, name: str, value: Any) -> bytes:
+        """Return a value as typed JSON; `name` is for messages."""
         return encode_value(value, types=self.types, name=name)
 
 
