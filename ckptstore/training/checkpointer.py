@@ -302,10 +302,14 @@ class Checkpointer:
 
         Raises:
             CkptStoreError: See `wait`.
+            StoppedBySignal: This process was asked to stop after the last time that `due` was called.
         """
         self._signals.remove()
         self.writer.close()
         self._recording.end()
+        if self._stop is None and (stop := self._asked_to_stop()) is not None:
+            self._stop = stop
+            self._leave(saved=self._is_saved)
 
     def __enter__(self) -> Self:
         self._signals.install()
@@ -351,6 +355,11 @@ class Checkpointer:
             saved = False
             _log.warning("The save in flight did not end well: %s", error)
         self._recording.end()
+        self._leave(saved=saved)
+
+    def _leave(self, *, saved: bool) -> NoReturn:
+        """Say why the run stops, and end the process."""
+        assert self._stop is not None  # noqa: S101  (asked of a run that stops)
         newest = self.writer.committed.seq if self.writer.committed is not None else None
         step = self.state.progress.global_step
         tell(self._observer, Stopping(str(self._stop), step, newest, saved))

@@ -102,7 +102,7 @@ class Flow:
         with self._timed("restore"):
             random = self.meeting.all_do("restore", lambda: self._restore(room))
         with self._timed("check"):
-            checks = self.meeting.all_do("check", lambda: self._check(room))
+            checks = self.meeting.all_do("check", lambda: self._check(gate, room))
         at, commit = self.checkpoint, self.checkpoint.commit
         return ResumeReport(
             url=self.store.url,
@@ -118,6 +118,8 @@ class Flow:
             decision=str(gate.decision),
             accepted=tuple(map(str, gate.accepted)),
             migrated=gate.migrated,
+            fresh=tuple(sorted(gate.fresh)),
+            left=tuple(sorted(gate.left)),
             restored=(
                 *room.values,
                 *room.loaders,
@@ -222,10 +224,14 @@ class Flow:
                 hint=f"Pass allow=[{name!r}] to let it begin anew.",
             )
         value = shares.merged(part, found)
-        if isinstance(part, OptimizerPart) and self.state.migrators:  # the gate has seen that each change is covered
-            shapes = {key: list(each.shape) for key, each in part.parameters.items()}
-            value = optimizers.reshaped(value, shapes)
+        if isinstance(part, OptimizerPart) and self.state.migrators:
+            value = optimizers.reshaped(value, self._shapes)
         return value
+
+    @property
+    def _shapes(self) -> dict[str, list[int]]:
+        """Those that parameters have here: where there are migrators, the gate saw that each change is covered."""
+        return {name: list(each.shape) for name, each in self.state.parameters.items()}
 
     def _make_room_for_ranks(self, room: Room, gate: GateReport, elsewhere: Mapping[str, set[str]]) -> None:
         """The same, of what each rank has for itself."""
@@ -242,6 +248,8 @@ class Flow:
         if not self._read(f"{VALUES}/progress")["micro_step"]:
             return
         room.gradients = [self._read(local_key(each, PENDING)) for each in range(ranks)]
+        if self.state.migrators:
+            room.gradients = [gradients.reshaped(each, self._shapes) for each in room.gradients]
         room.pending = gradients.targets(
             self.state.parameters,
             room.gradients,
@@ -312,8 +320,8 @@ class Flow:
         said += [f"{name}: left, because {reason}" for name, reason in done.left.items()]
         return tuple(said)
 
-    def _check(self, room: Room) -> tuple[str, ...]:
-        """Compare where the state stands with where it stood, as far as it was restored.
+    def _check(self, gate: GateReport, room: Room) -> tuple[str, ...]:
+        """Compare where the state stands with where it stood.
 
         Raises:
             ResumeError: It is not what was saved.
@@ -323,8 +331,9 @@ class Flow:
         ranks = self.checkpoint.saved_world_size
         saved = Standing.from_json(self._read(local_key(min(self.meeting.rank, ranks - 1), STANDING)))
         now = self.state.standing(self.meeting.world_size)
-        migrated = {name for name in self.state.optimizers if any(key.startswith(f"{name}.") for key in room.migrated)}
-        found = static_checks(saved.of(room.values), now.of(room.values), migrated=migrated)
+        apart = gate.fresh | gate.left
+        remade = [name for name in now.moments if any(key.startswith(f"{name}.") for key in room.migrated)]
+        found = static_checks(saved.without(apart), now.without(apart), remade=remade)
         if wrong := failed(found):
             raise ResumeError(
                 f"What was restored is not what was saved: {'; '.join(map(str, wrong))[:1000]}",

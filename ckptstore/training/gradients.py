@@ -79,6 +79,14 @@ def facts(gradients: Gradients) -> dict[str, Any]:
     return {kind: {name: _described(tensor) for name, tensor in part.items()} for kind, part in _parts(gradients)}
 
 
+def reshaped(saved: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Return what `facts` said as if these parameters had had other shapes, for a migration that makes them so."""
+    return {
+        kind: {name: [dtype, list(shapes.get(name, shape))] for name, (dtype, shape) in part.items()}
+        for kind, part in saved.items()
+    }
+
+
 def targets(
     names: Mapping[str, nn.Parameter],
     saved: Sequence[Mapping[str, Any]],

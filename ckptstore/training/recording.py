@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ MAX_WINDOWS = 4
 MAX_GATHERED = 200_000
 """Parameters times ranks up to which ranks tell each other what they hold, to measure how far the weights move."""
 LAST_WRITES_SECONDS = 30.0
+_MIGRATED = "What was saved was migrated: this is not the run that went on, and need not do what that did."
 
 _log = logging.getLogger("ckptstore.training")
 
@@ -189,6 +190,8 @@ class Recording:
     def _compare(self, window: _Window, *, is_last: bool = False) -> None:
         assert self._report is not None  # noqa: S101  (its window is open)
         proof = compare(self._control, self._trace(window), tolerances=self._tolerances)
+        if self._report.migrated:
+            proof = replace(proof, notes=(*proof.notes, _MIGRATED))
         if proof.verdict == "too_few_steps" and not is_last:
             return
         window.is_over = True

@@ -33,16 +33,17 @@ from ckptstore.training.parts import (
 )
 from ckptstore.training.precision import recorded
 from ckptstore.training.progress import Progress
+from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.topology import topology
 from ckptstore.training.values import value_types
 from ckptstore.units import MIB
 from storage_writers import TypedValue
 
 VALUES = "values"
-RNG, GRADIENTS, STANDING = "rng", "gradients", "standing"
-"""What each rank holds for itself, beside its loaders."""
-PENDING = "pending"
-"""What there is under `gradients`: it needs a name that is no beginning of theirs."""
+RNG, PENDING, STANDING = "rng", "pending", "standing"
+"""What each rank holds for itself, beside its loaders; `pending` says which gradients it has."""
+GRADIENTS = "gradients"
+"""Their tensors."""
 DIGESTED_BYTES = 4 * MIB
 """So much of each optimizer's moments is told apart by its bytes, when a resume is checked."""
 
@@ -220,7 +221,7 @@ class TrainingState:
     def facts(self) -> Facts:
         """Return what the state is made of: what is compared before anything is loaded.
 
-        The same object comes back as long as nothing of it changed that training changes: optimizers gain groups.
+        The same object comes back as long as nothing of it changed that a program may change: groups, flags of torch.
         """
         now: list[Any] = [len(each.param_groups) for each in self.optimizers.values()]
         now.append(recorded(list(self.models.values()), self._given_precision))
@@ -234,8 +235,9 @@ class TrainingState:
             "components": sorted([*self.parts, *self.loaders]),
             "models": {name: models.facts(each) for name, each in self.models.items()},
             "optimizers": {name: optimizers.facts(each, self.parameters) for name, each in self.optimizers.items()},
-            "schedulers": {name: _kind(each) for name, each in self.schedulers.items()},
+            "schedulers": {name: _scheduler(each) for name, each in self.schedulers.items()},
             "scalers": {name: bool(each.is_enabled()) for name, each in self.scalers.items()},
+            "samplers": {name: _sampler(each) for name, each in self.samplers.items()},
             "loaders": {name: _kind(each.stateful) for name, each in self.loaders.items()},
             "precision": recorded(list(self.models.values()), self._given_precision),
         }
@@ -271,12 +273,12 @@ class TrainingState:
         return Captured(tensors, values, mergeable, local)
 
     def learning_rates(self) -> list[float]:
-        """Return the learning rate of every group of every optimizer."""
-        return [rate for each in self.optimizers.values() for rate in _rates(each)]
+        """Return the learning rate of every group of every optimizer, in the order of their names."""
+        return [rate for _, each in sorted(self.optimizers.items()) for rate in _rates(each)]
 
     def scales(self) -> list[float]:
-        """Return the scale of every scaler."""
-        return [float(each.get_scale()) for each in self.scalers.values()]
+        """Return the scale of every scaler, in the order of their names."""
+        return [float(each.get_scale()) for _, each in sorted(self.scalers.items())]
 
     def standing(self, world_size: int) -> Standing:
         """Return where the run stands, in a few numbers."""
@@ -286,12 +288,11 @@ class TrainingState:
             moments[name] = Moments(
                 int(found["tensors"]), int(found["elements"]), int(found["nonzero"]), str(found["blake3"])
             )
-        scales = self.scales()
         return Standing(
             **self.progress.as_json(),
             world_size=world_size,
             lr={name: tuple(_rates(each)) for name, each in self.optimizers.items()},
-            scale=scales[0] if scales else None,
+            scale={name: float(each.get_scale()) for name, each in self.scalers.items()},
             moments=moments,
             cursors={name: getattr(each, "position", None) for name, each in self.samplers.items()},
         )
@@ -324,6 +325,16 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
 
 def _kind(each: Any) -> str:
     return f"{type(each).__module__}.{type(each).__qualname__}"
+
+
+def _scheduler(each: Any) -> str:
+    """Return its class, and those of the schedulers that it is made of."""
+    inner = getattr(each, "_schedulers", ())
+    return f"{_kind(each)}({', '.join(map(_scheduler, inner))})" if inner else _kind(each)
+
+
+def _sampler(each: Any) -> dict[str, Any]:
+    return {"class": _kind(each), **(each.order if isinstance(each, ElasticSampler) else {})}
 
 
 def _check_stateful(name: str, each: Any) -> None:
