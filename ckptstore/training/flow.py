@@ -24,7 +24,7 @@ from ckptstore.training.checks import Standing, failed, static_checks
 from ckptstore.training.compat import Matrix
 from ckptstore.training.gate import Facts, GateReport, check
 from ckptstore.training.gradients import Targets
-from ckptstore.training.loaders import choose
+from ckptstore.training.loaders import check_world_size, choose
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.migrate import Migrator, plan
 from ckptstore.training.migrating import forms_of, migrate
@@ -202,6 +202,10 @@ class Flow:
     def _room(self, gate: GateReport, elsewhere: Mapping[str, set[str]]) -> Room:
         """Return what was saved beside tensors, and memory for these. Nothing of the state is touched."""
         room = Room()
+        for name, loader in self.state.loaders.items():  # before anything is read
+            if self.asked.only is None and name not in gate.fresh:
+                saved_ranks = self.checkpoint.saved_world_size
+                check_world_size(loader, saved=saved_ranks, now=self.meeting.world_size, name=name)
         for name, part in self.state.parts.items():
             if self._is_wanted(name) and name not in gate.fresh:
                 room.values[name] = value = shares.share(part, self._value(name, part), elsewhere[name])

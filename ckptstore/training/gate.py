@@ -270,7 +270,7 @@ def _without(facts: Any, skipped: set[str]) -> Mapping[str, Any]:
     """Return facts of one kind without components that are not compared."""
     if not isinstance(facts, Mapping):
         return {"": facts}
-    return {name: each for name, each in facts.items() if name not in skipped}
+    return {name: value for name, value in facts.items() if name not in skipped}
 
 
 def _names(what: str, value: object) -> frozenset[str]:

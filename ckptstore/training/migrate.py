@@ -141,7 +141,7 @@ class GrownVocabulary:
             IncompatibleStateError: It is no tensor to which rows were added.
         """
         rows = len(saved) if saved is not None and saved.dim() else 0
-        if saved is None or not rows or saved.dtype != target.dtype or saved.shape[1:] != target.shape[1:] or len(target) < rows:
+        if saved is None or not rows or _row_of(saved) != _row_of(target) or len(target) < rows:
             raise IncompatibleStateError(
                 f"{key} was {_form(saved)} and would be {target.dtype} {list(target.shape)}: that is "
                 "no grown vocabulary.",
@@ -188,7 +188,7 @@ class AddedParameters:
     def covers(self, difference: Difference) -> bool:
         """Say whether it is a parameter of a model that was not saved, and is named here."""
         path = difference.path.removeprefix("state.models.")
-        return difference.saved == ABSENT and path.startswith("model.") and _names_one(self.keys, path)
+        return difference.saved is ABSENT and path.startswith("model.") and _names_one(self.keys, path)
 
     def migrate(self, key: str, saved: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor:
         """Return what stands there."""
@@ -198,6 +198,10 @@ class AddedParameters:
 
 def _names_one(keys: Sequence[str], path: str) -> bool:
     return any(f".{key}." in f".{path}." for key in keys)
+
+
+def _row_of(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
+    return tensor.dtype, tensor.shape[1:]
 
 
 def _form(tensor: torch.Tensor | None) -> str:

@@ -193,8 +193,8 @@ def facts(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -
     """Return what a gate compares, as JSON.
 
     `defaults` are the arguments that the optimizer was made with, without learning rates: what stands in groups may
-    change from step to step. Which parameters are in a group is not said: ranks may hold different ones, what is frozen
-    may be left out, and `targets` judges it by name.
+    change from step to step. Of groups there is the number: which parameter is in which is for `targets` to judge;
+    ranks may hold different ones, and those that never had state may come and go.
 
     Raises:
         InvalidInputError: See `capture`.

@@ -221,7 +221,7 @@ class TrainingState:
     def facts(self) -> Facts:
         """Return what the state is made of: what is compared before anything is loaded.
 
-        The same object comes back as long as nothing of it changed that a program may change: groups, flags of torch.
+        The same object comes back as long as nothing of it changed that training changes: optimizers gain groups.
         """
         now: list[Any] = [len(each.param_groups) for each in self.optimizers.values()]
         now.append(recorded(list(self.models.values()), self._given_precision))
