@@ -138,6 +138,9 @@ class Recording:
         if not self._steps:
             return
         self._report, self._source = report, source
+        if source.only is not None:  # what it goes on with is another training
+            report.proof = Proof("no_trace")
+            return
         said = self._meeting.led("trace", lambda: self._read_control(report, source))
         self._control = None if said is None else Trace.from_json(said)
         if self._control is None or not self._control.observations:
