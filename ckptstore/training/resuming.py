@@ -28,6 +28,7 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
     store = meeting.all_do("open", asked.open)
     candidates = meeting.led("candidates", lambda: _candidates(store, asked))
     passed_over: list[PassedOver] = []
+    untouched = True
     for seq in candidates:
         flow = Flow(state, asked, meeting, store, store.get(seq=seq))
         try:
@@ -37,15 +38,18 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
                 raise
             at = flow.checkpoint
             passed_over.append(PassedOver(at.checkpoint_id, at.seq, at.global_step, error.message))
+            untouched = untouched and error.facts.get("untouched", True) is True
             continue
         report.passed_over = tuple(passed_over)
         report.steps_lost = _steps_lost(passed_over, report.global_step)
         return report
     if passed_over:
+        mixed = "" if untouched else " The state may hold a mixture of them now: build it anew before it trains."
         raise ResumeError(
-            f"None of the {len(passed_over)} checkpoints of {store.url} is whole: {passed_over[0].reason}",
+            f"None of the {len(passed_over)} checkpoints of {store.url} is whole: {passed_over[0].reason}{mixed}",
             hint=f"Run `ckptstore verify {store.url} --all --level full`.",
             damaged=[each.checkpoint_id for each in passed_over],
+            untouched=untouched,
         )
     return ResumeReport(world_size=meeting.world_size)
 
