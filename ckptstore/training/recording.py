@@ -32,6 +32,7 @@ MAX_WINDOWS = 4
 MAX_GATHERED = 200_000
 """Parameters times ranks up to which ranks tell each other what they hold, to measure how far the weights move."""
 LAST_WRITES_SECONDS = 30.0
+_PARTIAL = "A part of it was taken: this is another run, and nothing says what it would have done."
 _MIGRATED = "What was saved was migrated: this is not the run that went on, and need not do what that did."
 
 _log = logging.getLogger("ckptstore.training")
@@ -106,6 +107,9 @@ class Recording:
     def follow(self, report: ResumeReport, source: Asked) -> None:
         """Compare the steps after this resume with those that were recorded with its checkpoint. Collective."""
         self._report, self._source = report, source
+        if source.only is not None:
+            report.proof = Proof("no_trace", notes=(_PARTIAL,))
+            return
         said = self._meeting.led("trace", lambda: self._read_control(report, source))
         self._control = None if said is None else Trace.from_json(said)
         if not self._steps or self._control is None or not self._control.observations:

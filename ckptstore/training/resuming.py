@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckptstore import CheckpointStore
-from ckptstore.errors import IntegrityError, ResumeError
+from ckptstore.errors import IntegrityError, InvalidInputError, ResumeError
 from ckptstore.training.flow import Asked, Flow
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.report import PassedOver, ResumeReport
@@ -24,7 +26,9 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
         ResumeError: There are checkpoints and none is whole, or what was restored is not what was saved.
         IntegrityError: The log is damaged, or the one that was asked for.
         DisagreementError: A rank did not come, or was built otherwise.
+        InvalidInputError: `only` names what the state does not have, or what each rank has for itself.
     """
+    _check_only(state, asked.only)
     store = meeting.all_do("open", asked.open)
     candidates = meeting.led("candidates", lambda: _candidates(store, asked))
     passed_over: list[PassedOver] = []
@@ -52,6 +56,21 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
             untouched=untouched,
         )
     return ResumeReport(world_size=meeting.world_size)
+
+
+def _check_only(state: TrainingState, only: Sequence[str] | None) -> None:
+    if only is None:
+        return
+    known = {*state.parts, *(name.partition(".")[0] for name in state.parts)}
+    if unknown := sorted({*only} - known):
+        raise InvalidInputError(
+            f"only= names {', '.join(unknown)[:200]}, which cannot be taken: the state has no such part, or each rank "
+            "has its own.",
+            hint=f"Name some of {', '.join(state.parts)}.",
+            unknown=unknown,
+        )
+    if not only:
+        raise InvalidInputError("only=() takes nothing.", hint=f"Name some of {', '.join(state.parts)}.")
 
 
 def _candidates(store: CheckpointStore, asked: Asked) -> list[int]:
