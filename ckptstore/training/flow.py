@@ -276,7 +276,10 @@ class Flow:
         reader = sw.CkptStoreReader(
             self.asked.url,
             seq=self.checkpoint.seq,
-            only=(*room.values, GRADIENTS, *(local_key(rank, GRADIENTS) for rank in ranks)),
+            only=(
+                *room.values,
+                *((GRADIENTS, *(local_key(rank, GRADIENTS) for rank in ranks)) if room.gradients else ()),
+            ),
             allow_unexpected=bool(room.migrated),
             engine=self.asked.engine,
             storage_options=self.asked.storage_options,
