@@ -165,12 +165,12 @@ class Recording:
             InvalidInputError: A number is none, on some rank; or some ranks say what others do not. On all ranks.
             DisagreementError: A rank did not come.
         """
-        _check(self._state.progress.micro_step, loss, grad_norm)
         self._is_observed = True
         if self._uncommitted:
             self._write_committed()
         open_ones = [*self._saves, *([self._resumed] if self._resumed is not None else [])]
         if not open_ones:
+            _check(self._state.progress.micro_step, loss, grad_norm)
             return
         observation = self._observed(loss, grad_norm, batch_ids)
         for window in open_ones:
@@ -181,17 +181,17 @@ class Recording:
         if not self._saves and self._resumed is None:
             self._stop_measuring()
 
-    def end(self, *, seconds: float = LAST_WRITES_SECONDS) -> None:
+    def end(self, *, seconds: float | None = None) -> None:
         """Write what was recorded so far, and say how far a comparison came. Never raises what a store raises.
 
         Args:
-            seconds: How long it waits for what is being written.
+            seconds: How long it waits for what is being written; None: as long as it does at the end of a run.
         """
         self._close(self._saves)
         if self._resumed is not None:
             self._compare(self._resumed, is_last=True)
         self._stop_measuring()
-        until = _CLOCK.monotonic() + seconds
+        until = _CLOCK.monotonic() + (LAST_WRITES_SECONDS if seconds is None else seconds)
         for name, thread in self._writes:
             thread.join(max(0.0, until - _CLOCK.monotonic()))
             if thread.is_alive():
@@ -236,6 +236,7 @@ class Recording:
 
     def _mine(self, loss: Any, grad_norm: Any, batch_ids: Iterable[Any] | None) -> tuple[Observation, int, int]:
         """Return what this rank says, its `update_norm` still a square; the digest of its samples, and how many."""
+        _check(self._state.progress.micro_step, loss, grad_norm)
         moved = None if self._norm is None else self._norm.advance()
         mine = Observation(self._state.progress.global_step, loss, grad_norm, update_norm=moved)
         if batch_ids is None:
