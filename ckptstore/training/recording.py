@@ -106,6 +106,9 @@ class Recording:
     def follow(self, report: ResumeReport, source: Asked) -> None:
         """Compare the steps after this resume with those that were recorded with its checkpoint. Collective."""
         self._report, self._source = report, source
+        if source.only is not None:  # what it goes on with is another training
+            report.proof = Proof("no_trace")
+            return
         said = self._meeting.led("trace", lambda: self._read_control(report, source))
         self._control = None if said is None else Trace.from_json(said)
         if not self._steps or self._control is None or not self._control.observations:
