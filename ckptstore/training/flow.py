@@ -19,16 +19,16 @@ from ckptstore import Checkpoint, CheckpointStore, TransferOptions
 from ckptstore.errors import IncompatibleStateError, IntegrityError, ResumeError
 from ckptstore.events import Observer, silent
 from ckptstore.protocol.verify import Level
-from ckptstore.training import gradients, optimizers, rng
+from ckptstore.training import gradients, optimizers, rng, shares
 from ckptstore.training.checks import Standing, failed, static_checks
 from ckptstore.training.compat import Matrix
 from ckptstore.training.gate import Facts, GateReport, check
 from ckptstore.training.gradients import Targets
-from ckptstore.training.loaders import choose
+from ckptstore.training.loaders import check_world_size, choose
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.migrate import Migrator, plan
 from ckptstore.training.migrating import forms_of, migrate
-from ckptstore.training.parts import OptimizerPart, Part, Tensors, merged
+from ckptstore.training.parts import OptimizerPart, Part, Tensors
 from ckptstore.training.report import ResumeReport
 from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.saving import FINGERPRINTS, STATE
@@ -94,7 +94,9 @@ class Flow:
         with self._timed("compare"):
             gate = self._gate()
         with self._timed("allocate"):
-            room = self.meeting.all_do("targets", lambda: self._room(gate))
+            elsewhere = self._elsewhere()
+            room = self.meeting.all_do("targets", lambda: self._room(gate, elsewhere))
+            room.migrated = frozenset(self.meeting.first_holders("migrated", room.migrators.keys()))
         with self._timed("load"):
             fetched = self._load(room)
         with self._timed("restore"):
@@ -188,17 +190,30 @@ class Flow:
         only = self.asked.only
         return only is None or name in only or name.partition(".")[0] in only
 
-    def _room(self, gate: GateReport) -> Room:
+    def _elsewhere(self) -> dict[str, set[str]]:
+        """Return by component what other ranks hold of it and this one does not, as stages of a pipeline do."""
+        mine = {f"{name}/{each}" for name, part in self.state.parts.items() for each in shares.held(part)}
+        elsewhere: dict[str, set[str]] = {name: set() for name in self.state.parts}
+        for key in self.meeting.first_holders("held", mine).keys() - mine:
+            name, _, each = key.partition("/")
+            elsewhere.setdefault(name, set()).add(each)
+        return elsewhere
+
+    def _room(self, gate: GateReport, elsewhere: Mapping[str, set[str]]) -> Room:
         """Return what was saved beside tensors, and memory for these. Nothing of the state is touched."""
         room = Room()
+        for name, loader in self.state.loaders.items():  # before anything is read
+            if self.asked.only is None and name not in gate.fresh:
+                saved_ranks = self.checkpoint.saved_world_size
+                check_world_size(loader, saved=saved_ranks, now=self.meeting.world_size, name=name)
         for name, part in self.state.parts.items():
             if self._is_wanted(name) and name not in gate.fresh:
-                room.values[name] = value = self._value(name, part)
+                room.values[name] = value = shares.share(part, self._value(name, part), elsewhere[name])
                 room.tensors |= part.targets(value)
                 if isinstance(part, OptimizerPart):
                     room.without_state += tuple(key for key, each in value["parameters"].items() if not each["state"])
         if self.asked.only is None:
-            self._make_room_for_ranks(room, gate)
+            self._make_room_for_ranks(room, gate, elsewhere)
         saved = forms_of(self.checkpoint)
         room.migrators = plan(saved, forms_of(room.tensors), self.state.migrators)
         return room
@@ -212,7 +227,7 @@ class Flow:
                 f"{self.checkpoint.checkpoint_id} holds nothing of {name}.",
                 hint=f"Pass allow=[{name!r}] to let it begin anew.",
             )
-        value = merged(part, found)
+        value = shares.merged(part, found)
         if isinstance(part, OptimizerPart) and self.state.migrators:
             value = optimizers.reshaped(value, self._shapes)
         return value
@@ -222,7 +237,7 @@ class Flow:
         """Those that parameters have here: where there are migrators, the gate saw that each change is covered."""
         return {name: list(each.shape) for name, each in self.state.parameters.items()}
 
-    def _make_room_for_ranks(self, room: Room, gate: GateReport) -> None:
+    def _make_room_for_ranks(self, room: Room, gate: GateReport, elsewhere: Mapping[str, set[str]]) -> None:
         """The same, of what each rank has for itself."""
         ranks, rank = self.checkpoint.saved_world_size, self.meeting.rank
         for name, loader in self.state.loaders.items():
@@ -245,6 +260,7 @@ class Flow:
             rank=rank,
             world_size=self.meeting.world_size,
             reduction=self.state.gradient_reduction,
+            elsewhere={each for name in self.state.optimizers for each in elsewhere[name]},
         )
         room.tensors |= {f"{GRADIENTS}.{key}": each for key, each in room.pending.shared.items()}
         for source, found in room.pending.local.items():
@@ -261,7 +277,7 @@ class Flow:
             self.asked.url,
             seq=self.checkpoint.seq,
             only=(*room.values, GRADIENTS, *(local_key(rank, GRADIENTS) for rank in ranks)),
-            allow_unexpected=bool(room.migrators),
+            allow_unexpected=bool(room.migrated),
             engine=self.asked.engine,
             storage_options=self.asked.storage_options,
             transfer=self.asked.transfer,
@@ -269,7 +285,7 @@ class Flow:
         )
         sw.load(nested(direct), storage_reader=reader, process_group=self.meeting.given, no_dist=self.meeting.is_alone)
         assert reader.report is not None  # noqa: S101  (the load has ended well)
-        if extra := sorted({*reader.report.skipped} - room.migrators.keys()):
+        if extra := sorted({*reader.report.skipped} - room.migrated):
             raise IncompatibleStateError(
                 f"{len(extra)} tensors of the checkpoint have no place here: {', '.join(extra[:8])}.",
                 hint="Build the state as it was saved.",
@@ -320,7 +336,7 @@ class Flow:
         saved = Standing.from_json(self._read(local_key(min(self.meeting.rank, ranks - 1), STANDING)))
         now = self.state.standing(self.meeting.world_size)
         apart = gate.fresh | gate.left
-        remade = [name for name in now.moments if any(key.startswith(f"{name}.") for key in room.migrators)]
+        remade = [name for name in now.moments if any(key.startswith(f"{name}.") for key in room.migrated)]
         found = static_checks(saved.without(apart), now.without(apart), remade=remade)
         if wrong := failed(found):
             raise ResumeError(
@@ -339,6 +355,7 @@ class Room:
         values: Of each part, beside tensors.
         tensors: Memory for tensors, by key.
         migrators: Who makes some of them.
+        migrated: Which of them are made so on any rank.
         loaders: Of this rank's loaders.
         rng: Of this rank's random numbers.
         gradients: What gradients there are, by saved rank; empty between two optimizer steps.
@@ -349,6 +366,7 @@ class Room:
     values: dict[str, Any] = field(default_factory=dict)
     tensors: Tensors = field(default_factory=dict)
     migrators: dict[str, Migrator] = field(default_factory=dict)
+    migrated: frozenset[str] = frozenset()
     loaders: dict[str, Any] = field(default_factory=dict)
     rng: Any = None
     gradients: list[Any] = field(default_factory=list)

@@ -17,9 +17,6 @@ from ckptstore.training.migrate import Migrator
 from ckptstore.training.topology import normal
 
 COMPONENTS = "components"
-NOT_COMPARED = frozenset({"moments", "stepped"})
-"""Facts of an optimizer that one which has never stepped cannot have."""
-
 _PLACES = ("schedulers", "scalers", "samplers", "loaders")
 """Kinds of components whose state means nothing to one of another kind: where that is allowed, they begin anew."""
 _ARCHITECTURE = ("models", "optimizers")
@@ -193,7 +190,7 @@ class _Judging:
                 (self.left if name in there else self.fresh).add(name)
         skipped = (there ^ here) | {name for name in there | here if not self._is_wanted(name)}
         for kind in sorted({*saved, *now} - {COMPONENTS}):
-            was, is_now = (_without(side.get(kind, {}), skipped, kind) for side in (saved, now))
+            was, is_now = (_without(side.get(kind, {}), skipped) for side in (saved, now))
             for name in sorted({*was, *is_now}):
                 found = differences(was.get(name, ABSENT), is_now.get(name, ABSENT), at=("state", kind, name))
                 self._facts(kind, name, found)
@@ -269,19 +266,11 @@ def _prefixes(opener: str) -> Iterator[str]:
         opener = opener.rpartition(".")[0]
 
 
-def _without(facts: Any, skipped: set[str], kind: str) -> Mapping[str, Any]:
-    """Return facts of one kind without components that are not compared, and what cannot be."""
+def _without(facts: Any, skipped: set[str]) -> Mapping[str, Any]:
+    """Return facts of one kind without components that are not compared."""
     if not isinstance(facts, Mapping):
         return {"": facts}
-    kept = {name: value for name, value in facts.items() if name not in skipped}
-    if kind != "optimizers":
-        return kept
-    return {
-        name: {key: inner for key, inner in value.items() if key not in NOT_COMPARED}
-        if isinstance(value, Mapping)
-        else value
-        for name, value in kept.items()
-    }
+    return {name: value for name, value in facts.items() if name not in skipped}
 
 
 def _names(what: str, value: object) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,6 @@ from ckptstore.format.values import encode_value
 from ckptstore.training import gradients, models, optimizers, rng
 from ckptstore.training.checks import Moments, Standing
 from ckptstore.training.fingerprints import Fingerprint, fingerprint
-from ckptstore.training.gate import NOT_COMPARED
 from ckptstore.training.loaders import PerRank, source_of
 from ckptstore.training.meeting import digest_of
 from ckptstore.training.migrate import Migrator
@@ -56,13 +55,13 @@ class Captured:
     Args:
         tensors: By key; the training's own, not copied.
         values: Typed JSON by component, of what all ranks hold alike.
-        mergeable: Those of them that may differ by rank.
+        mergeable: Those of them that may differ by rank, not encoded.
         local: Typed JSON by component, of this rank alone.
     """
 
     tensors: Tensors
     values: Mapping[str, bytes]
-    mergeable: frozenset[str]
+    mergeable: Mapping[str, Any]
     local: Mapping[str, bytes]
 
     @property
@@ -70,14 +69,17 @@ class Captured:
         """What tells whether ranks hold the same values."""
         return {name: hexdigest(body) for name, body in self.values.items()}
 
-    def state_dict(self, rank: int, *, differing: frozenset[str] = frozenset()) -> dict[str, Any]:
+    def state_dict(
+        self, rank: int, *, differing: Collection[str] = (), without: Collection[str] = ()
+    ) -> dict[str, Any]:
         """Return what this rank gives to DCP.
 
         Args:
             rank: In the group that saves.
             differing: Components of which this rank holds another value than rank 0.
+            without: Tensors that another rank gives.
         """
-        state: dict[str, Any] = nested(self.tensors)
+        state: dict[str, Any] = nested({key: each for key, each in self.tensors.items() if key not in without})
         for name, body in self.values.items():
             if rank == 0:
                 state[f"{VALUES}/{name}"] = TypedValue(body)
@@ -182,7 +184,7 @@ class TrainingState:
         self.types = types or value_types()
         self._given_precision, self._given_parallelism = precision, parallelism
         self._fingerprints = dict(fingerprints or {})
-        self._facts: tuple[dict[str, str], Facts] | None = None
+        self._facts: tuple[list[Any], Facts] | None = None
         averages = by_name("ema", ema) | by_name("stateful", dict(stateful) if stateful else None)
         cursors = self.schedulers | self.scalers | self.samplers
         for name, each in (averages | cursors).items():
@@ -219,23 +221,20 @@ class TrainingState:
     def facts(self) -> Facts:
         """Return what the state is made of: what is compared before anything is loaded.
 
-        The same object comes back as long as nothing of it changed that a program may change: flags of torch.
+        The same object comes back as long as nothing of it changed that training changes: optimizers gain groups.
         """
-        now = recorded(list(self.models.values()), self._given_precision)
+        now: list[Any] = [len(each.param_groups) for each in self.optimizers.values()]
+        now.append(recorded(list(self.models.values()), self._given_precision))
         if self._facts is None or self._facts[0] != now:
             made_of = self._made_of()
             self._facts = now, Facts(made_of, digest_of(made_of))
         return self._facts[1]
 
     def _made_of(self) -> dict[str, Any]:
-        made_with = {name: optimizers.facts(each, self.parameters) for name, each in self.optimizers.items()}
         return {
             "components": sorted([*self.parts, *self.loaders]),
             "models": {name: models.facts(each) for name, each in self.models.items()},
-            "optimizers": {
-                name: {key: fact for key, fact in each.items() if key not in NOT_COMPARED}  # ranks may differ in them
-                for name, each in made_with.items()
-            },
+            "optimizers": {name: optimizers.facts(each, self.parameters) for name, each in self.optimizers.items()},
             "schedulers": {name: _scheduler(each) for name, each in self.schedulers.items()},
             "scalers": {name: bool(each.is_enabled()) for name, each in self.scalers.items()},
             "samplers": {name: _sampler(each) for name, each in self.samplers.items()},
@@ -256,19 +255,21 @@ class TrainingState:
         """
         tensors: Tensors = {}
         values: dict[str, bytes] = {}
+        mergeable: dict[str, Any] = {}
         for name, part in self.parts.items():
             taken = part.take()
             _add(tensors, taken.tensors)
-            values[name] = self._encoded(name, taken.value)
-        local = {name: self._encoded(name, each.stateful.state_dict()) for name, each in self.loaders.items()}
-        local[RNG] = self._encoded(RNG, rng.capture(self.generators))
-        local[STANDING] = self._encoded(STANDING, self.standing(world_size).as_json())
+            values[name] = self.encoded(name, taken.value)
+            if part.differs_by_rank:
+                mergeable[name] = taken.value
+        local = {name: self.encoded(name, each.stateful.state_dict()) for name, each in self.loaders.items()}
+        local[RNG] = self.encoded(RNG, rng.capture(self.generators))
+        local[STANDING] = self.encoded(STANDING, self.standing(world_size).as_json())
         if self.progress.micro_step:
             pending = gradients.capture(self.parameters, models=self.models.values())
             _add(tensors, {f"{GRADIENTS}.{key}": each for key, each in pending.shared.items()})
             _add(tensors, {local_key(rank, f"{GRADIENTS}.{key}"): each for key, each in pending.local.items()})
-            local[PENDING] = self._encoded(PENDING, gradients.facts(pending))
-        mergeable = frozenset(name for name, part in self.parts.items() if part.differs_by_rank)
+            local[PENDING] = self.encoded(PENDING, gradients.facts(pending))
         return Captured(tensors, values, mergeable, local)
 
     def learning_rates(self) -> list[float]:
@@ -307,7 +308,8 @@ class TrainingState:
             sizes[each.dtype] = sizes.get(each.dtype, 0) + each.numel()
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
 
-    def _encoded(self, name: str, value: Any) -> bytes:
+    def encoded(self, name: str, value: Any) -> bytes:
+        """Return a value as typed JSON; `name` is for messages."""
         return encode_value(value, types=self.types, name=name)
 
 
