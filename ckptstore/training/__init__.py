@@ -14,13 +14,13 @@ with Checkpointer("s3://bucket/runs/llama-7b", state, every_steps=500, keep=Keep
 ```
 """
 
-from ckptstore.training.checkpointer import Checkpointer, StoppedBySignal
+from ckptstore.training.checkpointer import Checkpointer
 from ckptstore.training.compat import Matrix
 from ckptstore.training.fingerprints import Fingerprint, fingerprint
 from ckptstore.training.flow import Asked
 from ckptstore.training.loaders import Collate, PerRank
 from ckptstore.training.meeting import Meeting
-from ckptstore.training.migrate import GrownVocabulary, Migrator
+from ckptstore.training.migrate import AddedParameters, GrownVocabulary, Migrator
 from ckptstore.training.progress import Progress
 from ckptstore.training.proof import Proof
 from ckptstore.training.report import ResumeReport
@@ -29,10 +29,12 @@ from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.schedule import Keep
 from ckptstore.training.short_run import Program, prove_resume
 from ckptstore.training.state import TrainingState
+from ckptstore.training.stopping import StoppedBySignal
 from ckptstore.training.tolerances import Tolerances
 from ckptstore.training.values import value_types
 
 __all__ = [
+    "AddedParameters",
     "Asked",
     "Checkpointer",
     "Collate",

@@ -199,8 +199,8 @@ def _sources(
         raise IncompatibleStateError(
             f"The accumulated gradients were saved by {len(saved)} ranks, each with its own, and there are "
             f"{world_size} now.",
-            hint="Say how the job reduces them, reduction='mean' (as DDP does) or 'sum'; or resume from a checkpoint "
-            "of a complete step.",
+            hint="Say how the job reduces them: TrainingState(gradient_reduction='mean'), as DDP does, or 'sum'; or "
+            "resume from a checkpoint of a complete step.",
             saved_world_size=len(saved),
             world_size=world_size,
         )
