@@ -32,6 +32,7 @@ PRELOADED = [
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.tensor",
     "storage_writers",
+    "ckptstore.training",
     "ckptstore.objectstore.via_gcsfs",
     "ckptstore.objectstore.via_obstore",
     "ckptstore.objectstore.via_s3fs",
