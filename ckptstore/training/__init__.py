@@ -20,7 +20,7 @@ from ckptstore.training.fingerprints import Fingerprint, fingerprint
 from ckptstore.training.flow import Asked
 from ckptstore.training.loaders import Collate, PerRank
 from ckptstore.training.meeting import Meeting
-from ckptstore.training.migrate import GrownVocabulary, Migrator
+from ckptstore.training.migrate import AddedParameters, GrownVocabulary, Migrator
 from ckptstore.training.progress import Progress
 from ckptstore.training.proof import Proof
 from ckptstore.training.report import ResumeReport
@@ -34,6 +34,7 @@ from ckptstore.training.tolerances import Tolerances
 from ckptstore.training.values import value_types
 
 __all__ = [
+    "AddedParameters",
     "Asked",
     "Checkpointer",
     "Collate",

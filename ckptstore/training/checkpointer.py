@@ -209,8 +209,7 @@ class Checkpointer:
         self._saved_step, self._ending.resumed_seq = (report.global_step, report.seq) if is_own else (None, None)
         if not report.is_fresh:
             self._tell_resumed(report, self._clock.monotonic() - began)
-            if asked.only is None:  # what takes a part of another run does not go on like it
-                self._recording.follow(report, asked)
+            self._recording.follow(report, asked)
         self._ending.hear()
         if self.is_stopping:
             self._ending.end(saved=self._is_saved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -38,7 +38,7 @@ class Standing:
         global_step, epoch, micro_step, consumed_samples: Its progress.
         world_size: Ranks. Digests of one rank's bytes are compared on the same number only.
         lr: Of every parameter group, by optimizer.
-        scale: Of the gradient scaler, or None.
+        scale: By gradient scaler.
         moments: By optimizer.
         cursors: By sampler: samples of this epoch that were trained on, all ranks together. None: it cannot say.
     """
@@ -49,7 +49,7 @@ class Standing:
     consumed_samples: int
     world_size: int
     lr: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    scale: float | None = None
+    scale: Mapping[str, float] = field(default_factory=dict)
     moments: Mapping[str, Moments] = field(default_factory=dict)
     cursors: Mapping[str, int | None] = field(default_factory=dict)
 
@@ -59,8 +59,19 @@ class Standing:
             **{each.name: getattr(self, each.name) for each in dataclasses.fields(self)},
             "lr": {name: list(rates) for name, rates in self.lr.items()},
             "moments": {name: dataclasses.asdict(each) for name, each in self.moments.items()},
+            "scale": dict(self.scale),
             "cursors": dict(self.cursors),
         }
+
+    def without(self, components: Collection[str]) -> Self:
+        """Return it without what it says of these components."""
+        return dataclasses.replace(
+            self,
+            lr={name: each for name, each in self.lr.items() if name not in components},
+            scale={name: each for name, each in self.scale.items() if name not in components},
+            moments={name: each for name, each in self.moments.items() if name not in components},
+            cursors={name: each for name, each in self.cursors.items() if name not in components},
+        )
 
     @classmethod
     def from_json(cls, value: object) -> Self:
@@ -74,7 +85,7 @@ class Standing:
                 cls,
                 value,
                 lr=canonical.mapping(canonical.sequence(canonical.number)),
-                scale=canonical.optional(canonical.number),
+                scale=canonical.mapping(canonical.number),
                 moments=canonical.mapping(lambda each: read_fields(Moments, each)),
                 cursors=canonical.mapping(canonical.optional(canonical.integer)),
             )
@@ -111,22 +122,29 @@ class Check:
         return dataclasses.asdict(self)
 
 
-def static_checks(saved: Standing, now: Standing) -> list[Check]:
+def static_checks(saved: Standing, now: Standing, *, remade: Collection[str] = ()) -> list[Check]:
     """Compare where a run stands after a resume with where it stood; nothing is trained for it.
 
     What could not be compared has `ok` None; what is wrong has False.
+
+    Args:
+        saved: As it was said then.
+        now: As it is.
+        remade: Optimizers whose moments were made from what was saved, of other shapes: these are counted only.
     """
+    same_size, labels = saved.world_size == now.world_size, {f"moments {name}" for name in remade}
     return [
         *(
             _equal(name, getattr(saved, name), getattr(now, name), _WRONG[name])
-            for name in ("global_step", "epoch", "micro_step", "consumed_samples", "scale")
+            for name in ("global_step", "epoch", "micro_step", "consumed_samples")
         ),
+        *_each("scale", saved.scale, now.scale, _scale),
         *_each("lr", saved.lr, now.lr, _rates),
         *_each(
             "moments",
             saved.moments,
             now.moments,
-            lambda *said: _moments(*said, same_size=saved.world_size == now.world_size),
+            lambda label, *said: _moments(label, *said, same=same_size and label not in labels),
         ),
         *_each("cursor", saved.cursors, now.cursors, _cursor),
     ]
@@ -149,7 +167,6 @@ _WRONG = {
     "epoch": "The epoch was not restored.",
     "micro_step": "Accumulated gradients would be lost, or counted twice.",
     "consumed_samples": "The count of samples was not restored.",
-    "scale": "The gradient scaler was not restored: it begins anew.",
 }
 
 
@@ -171,6 +188,10 @@ def _each(
             yield Check(label, mine, theirs, ok=False, message=f"It {where}.")
 
 
+def _scale(label: str, saved: float, now: float) -> Check:
+    return _equal(label, saved, now, "The gradient scaler was not restored: it begins anew.")
+
+
 def _rates(label: str, saved: tuple[float, ...], now: tuple[float, ...]) -> Check:
     wrong = (
         f"There were {len(saved)} parameter groups, and are {len(now)}."
@@ -180,14 +201,14 @@ def _rates(label: str, saved: tuple[float, ...], now: tuple[float, ...]) -> Chec
     return _equal(label, list(saved), list(now), wrong)
 
 
-def _moments(label: str, saved: Moments, now: Moments, *, same_size: bool) -> Check:
+def _moments(label: str, saved: Moments, now: Moments, *, same: bool) -> Check:
     mine, theirs = _plain(saved), _plain(now)
     if saved.tensors != now.tensors:
         return Check(label, mine, theirs, ok=False, message="Moments are missing, or there are more.")
     if saved.nonzero and not now.nonzero:
         return Check(label, mine, theirs, ok=False, message="The moments were dropped: all are zero.")
-    if not same_size:
-        return Check(label, mine, theirs, ok=True)  # a rank holds other pieces of them now
+    if not same:
+        return Check(label, mine, theirs, ok=True)  # a rank holds other pieces of them now, or larger ones
     differs = [name for name in ("elements", "nonzero") if getattr(saved, name) != getattr(now, name)]
     if saved.blake3 and now.blake3 and saved.blake3 != now.blake3:
         differs.append("blake3")

@@ -19,20 +19,20 @@ from ckptstore import Checkpoint, CheckpointStore, TransferOptions
 from ckptstore.errors import IncompatibleStateError, IntegrityError, ResumeError
 from ckptstore.events import Observer, silent
 from ckptstore.protocol.verify import Level
-from ckptstore.training import gradients, optimizers, rng
+from ckptstore.training import gradients, optimizers, rng, shares
 from ckptstore.training.checks import Standing, failed, static_checks
 from ckptstore.training.compat import Matrix
 from ckptstore.training.gate import Facts, GateReport, check
 from ckptstore.training.gradients import Targets
-from ckptstore.training.loaders import choose
+from ckptstore.training.loaders import check_world_size, choose
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.migrate import Migrator, plan
 from ckptstore.training.migrating import forms_of, migrate
-from ckptstore.training.parts import OptimizerPart, Part, Tensors, merged
+from ckptstore.training.parts import OptimizerPart, Part, Tensors
 from ckptstore.training.report import ResumeReport
 from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.saving import FINGERPRINTS, STATE
-from ckptstore.training.state import GRADIENTS, RNG, STANDING, VALUES, TrainingState, local_key, nested
+from ckptstore.training.state import GRADIENTS, PENDING, RNG, STANDING, VALUES, TrainingState, local_key, nested
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,15 @@ class Flow:
         with self._timed("compare"):
             gate = self._gate()
         with self._timed("allocate"):
-            room = self.meeting.all_do("targets", lambda: self._room(gate))
+            elsewhere = self._elsewhere()
+            room = self.meeting.all_do("targets", lambda: self._room(gate, elsewhere))
+            room.migrated = frozenset(self.meeting.first_holders("migrated", room.migrators.keys()))
         with self._timed("load"):
             fetched = self._load(room)
         with self._timed("restore"):
             random = self.meeting.all_do("restore", lambda: self._restore(room))
         with self._timed("check"):
-            checks = self.meeting.all_do("check", self._check)
+            checks = self.meeting.all_do("check", lambda: self._check(gate, room))
         at, commit = self.checkpoint, self.checkpoint.commit
         return ResumeReport(
             url=self.store.url,
@@ -116,6 +118,8 @@ class Flow:
             decision=str(gate.decision),
             accepted=tuple(map(str, gate.accepted)),
             migrated=gate.migrated,
+            fresh=tuple(sorted(gate.fresh)),
+            left=tuple(sorted(gate.left)),
             restored=(
                 *room.values,
                 *room.loaders,
@@ -186,17 +190,30 @@ class Flow:
         only = self.asked.only
         return only is None or name in only or name.partition(".")[0] in only
 
-    def _room(self, gate: GateReport) -> Room:
+    def _elsewhere(self) -> dict[str, set[str]]:
+        """Return by component what other ranks hold of it and this one does not, as stages of a pipeline do."""
+        mine = {f"{name}/{each}" for name, part in self.state.parts.items() for each in shares.held(part)}
+        elsewhere: dict[str, set[str]] = {name: set() for name in self.state.parts}
+        for key in self.meeting.first_holders("held", mine).keys() - mine:
+            name, _, each = key.partition("/")
+            elsewhere.setdefault(name, set()).add(each)
+        return elsewhere
+
+    def _room(self, gate: GateReport, elsewhere: Mapping[str, set[str]]) -> Room:
         """Return what was saved beside tensors, and memory for these. Nothing of the state is touched."""
         room = Room()
+        for name, loader in self.state.loaders.items():  # before anything is read
+            if self.asked.only is None and name not in gate.fresh:
+                saved_ranks = self.checkpoint.saved_world_size
+                check_world_size(loader, saved=saved_ranks, now=self.meeting.world_size, name=name)
         for name, part in self.state.parts.items():
             if self._is_wanted(name) and name not in gate.fresh:
-                room.values[name] = value = self._value(name, part)
+                room.values[name] = value = shares.share(part, self._value(name, part), elsewhere[name])
                 room.tensors |= part.targets(value)
                 if isinstance(part, OptimizerPart):
                     room.without_state += tuple(key for key, each in value["parameters"].items() if not each["state"])
         if self.asked.only is None:
-            self._make_room_for_ranks(room, gate)
+            self._make_room_for_ranks(room, gate, elsewhere)
         saved = forms_of(self.checkpoint)
         room.migrators = plan(saved, forms_of(room.tensors), self.state.migrators)
         return room
@@ -210,13 +227,17 @@ class Flow:
                 f"{self.checkpoint.checkpoint_id} holds nothing of {name}.",
                 hint=f"Pass allow=[{name!r}] to let it begin anew.",
             )
-        value = merged(part, found)
-        if isinstance(part, OptimizerPart) and self.state.migrators:  # the gate has seen that each change is covered
-            shapes = {key: list(each.shape) for key, each in part.parameters.items()}
-            value = optimizers.reshaped(value, shapes)
+        value = shares.merged(part, found)
+        if isinstance(part, OptimizerPart) and self.state.migrators:
+            value = optimizers.reshaped(value, self._shapes)
         return value
 
-    def _make_room_for_ranks(self, room: Room, gate: GateReport) -> None:
+    @property
+    def _shapes(self) -> dict[str, list[int]]:
+        """Those that parameters have here: where there are migrators, the gate saw that each change is covered."""
+        return {name: list(each.shape) for name, each in self.state.parameters.items()}
+
+    def _make_room_for_ranks(self, room: Room, gate: GateReport, elsewhere: Mapping[str, set[str]]) -> None:
         """The same, of what each rank has for itself."""
         ranks, rank = self.checkpoint.saved_world_size, self.meeting.rank
         for name, loader in self.state.loaders.items():
@@ -230,13 +251,16 @@ class Flow:
         room.rng = self._read(local_key(rank, RNG)) if rank < ranks else None
         if not self._read(f"{VALUES}/progress")["micro_step"]:
             return
-        room.gradients = [self._read(local_key(each, GRADIENTS)) for each in range(ranks)]
+        room.gradients = [self._read(local_key(each, PENDING)) for each in range(ranks)]
+        if self.state.migrators:
+            room.gradients = [gradients.reshaped(each, self._shapes) for each in room.gradients]
         room.pending = gradients.targets(
             self.state.parameters,
             room.gradients,
             rank=rank,
             world_size=self.meeting.world_size,
             reduction=self.state.gradient_reduction,
+            elsewhere={each for name in self.state.optimizers for each in elsewhere[name]},
         )
         room.tensors |= {f"{GRADIENTS}.{key}": each for key, each in room.pending.shared.items()}
         for source, found in room.pending.local.items():
@@ -253,7 +277,7 @@ class Flow:
             self.asked.url,
             seq=self.checkpoint.seq,
             only=(*room.values, GRADIENTS, *(local_key(rank, GRADIENTS) for rank in ranks)),
-            allow_unexpected=bool(room.migrators),
+            allow_unexpected=bool(room.migrated),
             engine=self.asked.engine,
             storage_options=self.asked.storage_options,
             transfer=self.asked.transfer,
@@ -261,7 +285,7 @@ class Flow:
         )
         sw.load(nested(direct), storage_reader=reader, process_group=self.meeting.given, no_dist=self.meeting.is_alone)
         assert reader.report is not None  # noqa: S101  (the load has ended well)
-        if extra := sorted({*reader.report.skipped} - room.migrators.keys()):
+        if extra := sorted({*reader.report.skipped} - room.migrated):
             raise IncompatibleStateError(
                 f"{len(extra)} tensors of the checkpoint have no place here: {', '.join(extra[:8])}.",
                 hint="Build the state as it was saved.",
@@ -300,7 +324,7 @@ class Flow:
         said += [f"{name}: left, because {reason}" for name, reason in done.left.items()]
         return tuple(said)
 
-    def _check(self) -> tuple[str, ...]:
+    def _check(self, gate: GateReport, room: Room) -> tuple[str, ...]:
         """Compare where the state stands with where it stood.
 
         Raises:
@@ -310,7 +334,10 @@ class Flow:
             return ()
         ranks = self.checkpoint.saved_world_size
         saved = Standing.from_json(self._read(local_key(min(self.meeting.rank, ranks - 1), STANDING)))
-        found = static_checks(saved, self.state.standing(self.meeting.world_size))
+        now = self.state.standing(self.meeting.world_size)
+        apart = gate.fresh | gate.left
+        remade = [name for name in now.moments if any(key.startswith(f"{name}.") for key in room.migrated)]
+        found = static_checks(saved.without(apart), now.without(apart), remade=remade)
         if wrong := failed(found):
             raise ResumeError(
                 f"What was restored is not what was saved: {'; '.join(map(str, wrong))[:1000]}",
@@ -328,6 +355,7 @@ class Room:
         values: Of each part, beside tensors.
         tensors: Memory for tensors, by key.
         migrators: Who makes some of them.
+        migrated: Which of them are made so on any rank.
         loaders: Of this rank's loaders.
         rng: Of this rank's random numbers.
         gradients: What gradients there are, by saved rank; empty between two optimizer steps.
@@ -338,6 +366,7 @@ class Room:
     values: dict[str, Any] = field(default_factory=dict)
     tensors: Tensors = field(default_factory=dict)
     migrators: dict[str, Migrator] = field(default_factory=dict)
+    migrated: frozenset[str] = frozenset()
     loaders: dict[str, Any] = field(default_factory=dict)
     rng: Any = None
     gradients: list[Any] = field(default_factory=list)

@@ -17,9 +17,8 @@ from ckptstore.training.migrate import Migrator
 from ckptstore.training.topology import normal
 
 COMPONENTS = "components"
-NOT_COMPARED = frozenset({"moments", "stepped"})
-"""Facts of an optimizer that one which has never stepped cannot have."""
-
+_PLACES = ("schedulers", "scalers", "samplers", "loaders")
+"""Kinds of components whose state means nothing to one of another kind: where that is allowed, they begin anew."""
 _ARCHITECTURE = ("models", "optimizers")
 """They decide which tensors there are: a name alone does not open them, but for what an optimizer was made with."""
 _MAX_FACTS = 200
@@ -52,7 +51,7 @@ class GateReport:
         decision: What the matrix says of the topology.
         accepted: Differences that were allowed by name.
         migrated: Differences that a migrator covers, with its name.
-        fresh: Components that were not saved, and begin anew: that was allowed.
+        fresh: Components that begin anew, because they were not saved, or another kind was: that was allowed.
         left: Components that were saved and are not taken: that was allowed.
         unchecked: Fingerprints that the checkpoint does not have.
     """
@@ -191,9 +190,17 @@ class _Judging:
                 (self.left if name in there else self.fresh).add(name)
         skipped = (there ^ here) | {name for name in there | here if not self._is_wanted(name)}
         for kind in sorted({*saved, *now} - {COMPONENTS}):
-            was, is_now = (_without(side.get(kind, {}), skipped, kind) for side in (saved, now))
-            for each in differences(was, is_now, at=("state", kind)):
-                self._judge(each, None if _is_architecture(each) else each.path.removeprefix("state."))
+            was, is_now = (_without(side.get(kind, {}), skipped) for side in (saved, now))
+            for name in sorted({*was, *is_now}):
+                found = differences(was.get(name, ABSENT), is_now.get(name, ABSENT), at=("state", kind, name))
+                self._facts(kind, name, found)
+
+    def _facts(self, kind: str, name: str, found: Sequence[Difference]) -> None:
+        """Judge how one component, or one setting, differs."""
+        for each in found:
+            allowed = self._judge(each, None if _is_architecture(each) else each.path.removeprefix("state."))
+            if allowed and kind in _PLACES:
+                self.fresh.add(name)
 
     def _is_wanted(self, component: str) -> bool:
         return self.only is None or bool({component, component.partition(".")[0]} & self.only)
@@ -259,19 +266,11 @@ def _prefixes(opener: str) -> Iterator[str]:
         opener = opener.rpartition(".")[0]
 
 
-def _without(facts: Any, skipped: set[str], kind: str) -> Any:
-    """Return facts of one kind without components that are not compared, and what cannot be."""
+def _without(facts: Any, skipped: set[str]) -> Mapping[str, Any]:
+    """Return facts of one kind without components that are not compared."""
     if not isinstance(facts, Mapping):
-        return facts
-    kept = {name: value for name, value in facts.items() if name not in skipped}
-    if kind != "optimizers":
-        return kept
-    return {
-        name: {key: inner for key, inner in value.items() if key not in NOT_COMPARED}
-        if isinstance(value, Mapping)
-        else value
-        for name, value in kept.items()
-    }
+        return {"": facts}
+    return {name: value for name, value in facts.items() if name not in skipped}
 
 
 def _names(what: str, value: object) -> frozenset[str]:

@@ -79,6 +79,14 @@ def facts(gradients: Gradients) -> dict[str, Any]:
     return {kind: {name: _described(tensor) for name, tensor in part.items()} for kind, part in _parts(gradients)}
 
 
+def reshaped(saved: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Return what `facts` said as if these parameters had had other shapes, for a migration that makes them so."""
+    return {
+        kind: {name: [dtype, list(shapes.get(name, shape))] for name, (dtype, shape) in part.items()}
+        for kind, part in saved.items()
+    }
+
+
 def targets(
     names: Mapping[str, nn.Parameter],
     saved: Sequence[Mapping[str, Any]],
@@ -191,8 +199,8 @@ def _sources(
         raise IncompatibleStateError(
             f"The accumulated gradients were saved by {len(saved)} ranks, each with its own, and there are "
             f"{world_size} now.",
-            hint="Say how the job reduces them, reduction='mean' (as DDP does) or 'sum'; or resume from a checkpoint "
-            "of a complete step.",
+            hint="Say how the job reduces them: TrainingState(gradient_reduction='mean'), as DDP does, or 'sum'; or "
+            "resume from a checkpoint of a complete step.",
             saved_world_size=len(saved),
             world_size=world_size,
         )

@@ -72,8 +72,13 @@ class PerRank:
         return self.stateful.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """Bring this rank's object to `state`."""
+        """Bring this rank's object to `state`, and ask it where it is.
+
+        Asked, a StatefulDataLoader begins the iteration that was under way, and draws a random number for it: now, and
+        not when the loop begins, where the unbroken run drew none.
+        """
         self.stateful.load_state_dict(state)
+        self.stateful.state_dict()
 
     def describe(self) -> str:
         """Return for people who counts, and what becomes of it on another number of ranks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -102,6 +102,22 @@ class Meeting:
         whole: list[dict[str, Any]] = []
         self.decide(f"{what}/whole", lambda: dict(mine), lambda parts: whole.append(_union(what, parts)))
         return whole[0] if whole else None
+
+    def first_holders(self, what: str, mine: Collection[str]) -> dict[str, int]:
+        """Return for each name that some rank holds the lowest rank that does.
+
+        They hold the same, as a rule; then digests are all that travels.
+        """
+        names = sorted(mine)
+        digest = digest_of({"names": names})
+        alike = self.decide(f"{what}/digest", lambda: digest, lambda parts: len(set(parts)) == 1)
+        if alike:
+            return dict.fromkeys(names, 0)
+
+        def judge(parts: Sequence[Sequence[str]]) -> dict[str, int]:
+            return {name: rank for rank, part in reversed([*enumerate(parts)]) for name in part}
+
+        return self.decide(f"{what}/whole", lambda: names, judge)
 
     def sums(self, floats: Sequence[float], integers: Sequence[int] = ()) -> tuple[list[float], list[int]]:
         """Add numbers up over the ranks; the sum of integers is modulo 2^64. Collective, one exchange in all.

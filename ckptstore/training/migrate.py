@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch
 
 from ckptstore.errors import IncompatibleStateError, InvalidInputError
-from ckptstore.training.differences import Difference, named
+from ckptstore.training.differences import ABSENT, Difference, named
 
 Form = tuple[str, tuple[int, ...]]
 """A tensor's dtype, as torch names it, and its global shape."""
@@ -29,15 +29,15 @@ class Migrator(Protocol):
         """Say whether it makes up for a difference, and for all that follows from it.
 
         Of a tensor, `saved` and `now` are `[dtype, shape]`, and the path ends in its key: `state.models.model.…` when
-        the gate asks, the key itself when the tensor is loaded.
+        the gate asks, the key itself when the tensor is loaded. `saved` is `ABSENT` of one that the checkpoint lacks.
         """
 
-    def migrate(self, key: str, saved: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def migrate(self, key: str, saved: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor:
         """Return what the target shall hold, as a new tensor of its shape and dtype.
 
         Args:
             key: Of the tensor in the checkpoint.
-            saved: All of it, on the CPU.
+            saved: All of it, on the CPU; None if the checkpoint lacks it.
             target: What the program has there now, all of it, on the CPU; it may be blank.
         """
 
@@ -45,22 +45,23 @@ class Migrator(Protocol):
 def plan(saved: Mapping[str, Form], now: Mapping[str, Form], migrators: Sequence[Migrator]) -> dict[str, Migrator]:
     """Return who migrates each tensor that is not of the same form on both sides; the first who covers it does.
 
-    Keys that stand on one side only are for the load to refuse.
+    What was not saved and nobody covers is for the load to refuse, as is what was saved and has no place.
 
     Raises:
         IncompatibleStateError: Nobody does; all such are named.
     """
     found: dict[str, Migrator] = {}
     left: list[Difference] = []
-    for key in sorted(saved.keys() & now.keys()):
-        if saved[key] == now[key]:
+    for key in sorted(now):
+        if saved.get(key) == now[key]:
             continue
-        difference = Difference(key, *([dtype, list(shape)] for dtype, shape in (saved[key], now[key])))
+        sides = [[side[key][0], list(side[key][1])] if key in side else ABSENT for side in (saved, now)]
+        difference = Difference(key, *sides)
         migrator = next((each for each in migrators if each.covers(difference)), None)
-        if migrator is None:
-            left.append(difference)
-        else:
+        if migrator is not None:
             found[key] = migrator
+        elif key in saved:
+            left.append(difference)
     if left:
         raise IncompatibleStateError(
             f"No migrator covers {named(left)}.",
@@ -70,7 +71,7 @@ def plan(saved: Mapping[str, Form], now: Mapping[str, Form], migrators: Sequence
     return found
 
 
-def migrated(migrator: Migrator, key: str, *, saved: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def migrated(migrator: Migrator, key: str, *, saved: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor:
     """Return what a migrator makes of one tensor, checked.
 
     Raises:
@@ -126,24 +127,23 @@ class GrownVocabulary:
         domain, _, field = difference.path.partition(".")
         if domain == "fingerprints":
             return any(field == each or field.startswith((f"{each}.", f"{each}[")) for each in self.fields)
-        way = f".{difference.path}."
-        if not any(f".{key}." in way for key in self.keys):
+        if not _names_one(self.keys, difference.path):
             return False
         match difference.saved, difference.now:
             case [str(old), [int(rows), *rest]], [str(new), [int(more), *others]]:
                 return (old, rest) == (new, others) and more > rows
         return False
 
-    def migrate(self, key: str, saved: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def migrate(self, key: str, saved: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor:
         """Return the old rows and the new ones.
 
         Raises:
             IncompatibleStateError: It is no tensor to which rows were added.
         """
-        rows = len(saved) if saved.dim() else 0
-        if not rows or saved.dtype != target.dtype or saved.shape[1:] != target.shape[1:] or len(target) < rows:
+        rows = len(saved) if saved is not None and saved.dim() else 0
+        if saved is None or not rows or _row_of(saved) != _row_of(target) or len(target) < rows:
             raise IncompatibleStateError(
-                f"{key} is {saved.dtype} {list(saved.shape)} and would be {target.dtype} {list(target.shape)}: that is "
+                f"{key} was {_form(saved)} and would be {target.dtype} {list(target.shape)}: that is "
                 "no grown vocabulary.",
                 hint="Name only parameters with a row for each token.",
                 key=key,
@@ -157,6 +157,55 @@ class GrownVocabulary:
             target.detach()[rows:] if self.fill == "target" else saved.detach().to(wide).mean(0).to(saved.dtype)
         )
         return made
+
+
+@dataclass(frozen=True)
+class AddedParameters:
+    """Parameters that the saved model did not have, such as adapters or a new head: they stay as they were made.
+
+    Give all ranks the same ones, from one seed, say. What was saved of an optimizer does not know them: take the model
+    alone, `resume(source=…, only=("model",))`.
+
+    Args:
+        keys: Names, or steps of names: `lora_a` is every parameter with this step in its name.
+
+    Raises:
+        InvalidInputError: It names no parameter.
+    """
+
+    keys: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", _texts("keys", self.keys))
+        if not self.keys:
+            raise InvalidInputError("AddedParameters(keys=()) names no parameter.", hint="Say keys=('lora_a',), say.")
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return f"AddedParameters({', '.join(self.keys)})"
+
+    def covers(self, difference: Difference) -> bool:
+        """Say whether it is a parameter of a model that was not saved, and is named here."""
+        path = difference.path.removeprefix("state.models.")
+        return difference.saved is ABSENT and path.startswith("model.") and _names_one(self.keys, path)
+
+    def migrate(self, key: str, saved: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor:
+        """Return what stands there."""
+        del key, saved
+        return target.detach().clone()
+
+
+def _names_one(keys: Sequence[str], path: str) -> bool:
+    return any(f".{key}." in f".{path}." for key in keys)
+
+
+def _row_of(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
+    return tensor.dtype, tensor.shape[1:]
+
+
+def _form(tensor: torch.Tensor | None) -> str:
+    return "not saved" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:

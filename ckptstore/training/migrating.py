@@ -35,7 +35,8 @@ def migrate(checkpoint: Checkpoint, targets: Mapping[str, torch.Tensor], migrato
     for key in sorted(migrators):
         target = targets[key].detach()
         whole = (target.full_tensor() if isinstance(target, DTensor) else target).cpu()
-        made = migrated(migrators[key], key, saved=_read(checkpoint, key), target=whole)
+        saved = _read(checkpoint, key) if key in checkpoint.keys else None
+        made = migrated(migrators[key], key, saved=saved, target=whole)
         if isinstance(target, DTensor):
             made = distribute_tensor(made.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
         target.copy_(made)

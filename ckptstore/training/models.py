@@ -70,13 +70,14 @@ def aliases(model: nn.Module) -> list[list[str]]:
 
 
 def facts(model: nn.Module) -> dict[str, Any]:
-    """Return what the state looks like, as JSON: dtype and global shape by name, and which names are tied.
+    """Return what the state looks like, as JSON: dtype and global shape by name, and the other names of what is tied.
 
     Raises:
         InvalidInputError: See `named_state`.
         UnsupportedError: See `named_state`.
     """
-    found: dict[str, Any] = {"parameters": {}, "buffers": {}, "aliases": aliases(model)}
+    tied = {names[0]: names[1:] for names in aliases(model)}
+    found: dict[str, Any] = {"parameters": {}, "buffers": {}, "aliases": tied}
     for held in _first_of_each(_stated(model)):
         kind = "parameters" if isinstance(held.tensor, nn.Parameter) else "buffers"
         found[kind][held.name] = [str(held.tensor.dtype).removeprefix("torch."), list(held.tensor.shape)]
@@ -91,6 +92,16 @@ def extra_state(model: nn.Module) -> dict[str, Any]:
         UnsupportedError: See `named_parameters`.
     """
     return {name: module.get_extra_state() for name, module in _with_extra_state(model).items()}
+
+
+def extra_state_names(model: nn.Module) -> list[str]:
+    """Return the names under which `extra_state` gives something.
+
+    Raises:
+        InvalidInputError: It is no module.
+        UnsupportedError: See `named_parameters`.
+    """
+    return list(_with_extra_state(model))
 
 
 def set_extra_state(model: nn.Module, saved: Mapping[str, Any]) -> None:

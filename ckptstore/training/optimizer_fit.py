@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -117,8 +117,6 @@ def check_fit(
     optimizer: torch.optim.Optimizer,
     names: Mapping[str, nn.Parameter],
     structure: Mapping[str, Any],
-    *,
-    elsewhere: Collection[str] = (),
 ) -> dict[str, int]:
     """Check that everything that was saved finds its place, and return the group of each parameter held here.
 
@@ -127,7 +125,7 @@ def check_fit(
         InvalidInputError: See `groups_of`.
     """
     groups = groups_of(optimizer, names)
-    rows = differences(optimizer, names, structure, groups=groups, elsewhere=elsewhere)
+    rows = differences(optimizer, names, structure, groups=groups)
     if rows:
         said = "; ".join(f"{what} was {saved}, is {now}" for what, saved, now in rows[:8])
         more = f"; {len(rows) - 8} more" if len(rows) > 8 else ""  # noqa: PLR2004  (as many as are said)
@@ -147,7 +145,6 @@ def differences(
     structure: Mapping[str, Any],
     *,
     groups: Mapping[str, int],
-    elsewhere: Collection[str] = (),
 ) -> list[Row]:
     """Return all that keeps the optimizer from taking the saved state.
 
@@ -156,7 +153,6 @@ def differences(
         names: The parameters of this rank.
         structure: What was saved.
         groups: The group of each parameter that the target holds.
-        elsewhere: Parameters that other ranks hold, under pipeline parallelism.
     """
     rows: list[Row] = []
     if structure["class"] != class_of(optimizer):
@@ -174,7 +170,7 @@ def differences(
     for name, saved in structure["parameters"].items():
         if name in names:
             rows += _of_parameter(name, names[name], saved, groups.get(name), comparable=comparable)
-        elif name not in elsewhere:
+        else:
             rows.append((name, _said(saved["group"], bool(saved["state"])), "no parameter of the model"))
     rows += [
         (name, "unknown", f"in group {groups[name]}")

@@ -6,7 +6,7 @@ parameter's moments go by its name, room for them is made from what was saved, a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,8 +115,6 @@ def targets(
     optimizer: torch.optim.Optimizer,
     names: Mapping[str, nn.Parameter],
     structure: Mapping[str, Any],
-    *,
-    elsewhere: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
     """Return room for the saved tensors of this rank, once everything is known to fit: saved dtypes, target's layout.
 
@@ -126,8 +124,7 @@ def targets(
     Args:
         optimizer: It may never have stepped.
         names: All parameters of this rank.
-        structure: What `capture` returned.
-        elsewhere: Parameters that other ranks hold, under pipeline parallelism.
+        structure: What `capture` returned; of several ranks, `merged` and without what other ranks hold.
 
     Raises:
         IncompatibleStateError: Saved state has no target, or another one; all differences are listed. What never had
@@ -136,7 +133,7 @@ def targets(
         UnsupportedError: See `capture`.
     """
     optimizer = unwrapped(optimizer)
-    groups = check_fit(optimizer, names, structure, elsewhere=elsewhere)
+    groups = check_fit(optimizer, names, structure)
     room: dict[str, torch.Tensor] = {}
     for name in groups:
         group, saved = optimizer.param_groups[groups[name]], structure["parameters"].get(name)
@@ -158,8 +155,6 @@ def apply(
     names: Mapping[str, nn.Parameter],
     structure: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
-    *,
-    elsewhere: Collection[str] = (),
 ) -> None:
     """Make the optimizer what was saved: `tensors` become its state, groups get their fields.
 
@@ -171,7 +166,6 @@ def apply(
         names: All parameters of this rank.
         structure: What `capture` returned.
         tensors: What `targets` returned, filled. They are not copied.
-        elsewhere: See `targets`.
 
     Raises:
         IncompatibleStateError: See `targets`; or a tensor is missing. Nothing was changed.
@@ -179,7 +173,7 @@ def apply(
         UnsupportedError: See `capture`.
     """
     optimizer = unwrapped(optimizer)
-    groups = check_fit(optimizer, names, structure, elsewhere=elsewhere)
+    groups = check_fit(optimizer, names, structure)
     states: dict[str, dict[str, Any]] = {}
     for name in groups:
         saved = structure["parameters"].get(name, {"state": {}})
@@ -199,21 +193,19 @@ def facts(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -
     """Return what a gate compares, as JSON.
 
     `defaults` are the arguments that the optimizer was made with, without learning rates: what stands in groups may
-    change from step to step.
+    change from step to step. Of groups there is the number: which parameter is in which is for `targets` to judge;
+    ranks may hold different ones, and those that never had state may come and go.
 
     Raises:
         InvalidInputError: See `capture`.
         UnsupportedError: See `capture`.
     """
     optimizer = unwrapped(optimizer)
-    groups = groups_of(optimizer, names)
-    tensors = [tensor for name in groups for tensor in _tensors_of(optimizer, names[name]).values()]
+    groups_of(optimizer, names)
     return {
         "class": class_of(optimizer),
         "defaults": {key: as_json(value) for key, value in optimizer.defaults.items() if key not in _CYCLED},
-        "groups": [len(group["params"]) for group in optimizer.param_groups],
-        "moments": sum(tensor.dim() > 0 for tensor in tensors),
-        "stepped": sum(bool(optimizer.state.get(names[name])) for name in groups),
+        "groups": len(optimizer.param_groups),
     }
 
 
@@ -255,13 +247,6 @@ def digest(
         "nonzero": nonzero,
         "blake3": summary.hexdigest(),
     }
-
-
-def _tensors_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for key, value in optimizer.state.get(parameter, {}).items():
-        nested.taken_apart(value, str(key), found)
-    return found
 
 
 def _device_of_scalars(

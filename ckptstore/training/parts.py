@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ckptstore.errors import IncompatibleStateError, InvalidInputError
+from ckptstore.errors import InvalidInputError
 from ckptstore.training import models, optimizers, trees
 from ckptstore.training.progress import Progress
 
@@ -211,22 +211,3 @@ def by_name(component: str, given: Any) -> dict[str, Any]:
                 f"{component}={{{name!r}: …}}: {name!r} cannot name it.", hint="Use a name without dots and slashes."
             )
     return {f"{component}.{name}": each for name, each in given.items()}
-
-
-def merged(part: Part, values: list[Any]) -> Any:
-    """Return one value from those that ranks saved of a part that differs by rank.
-
-    Raises:
-        IncompatibleStateError: They contradict each other.
-    """
-    if len(values) == 1 or not part.differs_by_rank:
-        return values[0]
-    if isinstance(part, OptimizerPart):
-        return optimizers.merged(values)
-    whole: dict[str, Any] = {}
-    for value in values:
-        for key, each in (value or {}).items():
-            if key in whole and whole[key] != each:
-                raise IncompatibleStateError(f"Ranks saved different values of {part.name}: {key}.")
-            whole[key] = each
-    return whole

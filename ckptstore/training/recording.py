@@ -7,7 +7,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ MAX_GATHERED = 200_000
 """Parameters times ranks up to which ranks tell each other what they hold, to measure how far the weights move."""
 LAST_WRITES_SECONDS = 30.0
 """How long the end of a run waits for traces that are being written."""
+_MIGRATED = "What was saved was migrated: this is not the run that went on, and need not do what that did."
 
 _CLOCK = SystemClock()
 _log = logging.getLogger("ckptstore.training")
@@ -137,6 +138,9 @@ class Recording:
         if not self._steps:
             return
         self._report, self._source = report, source
+        if source.only is not None:  # what it goes on with is another training
+            report.proof = Proof("no_trace")
+            return
         said = self._meeting.led("trace", lambda: self._read_control(report, source))
         self._control = None if said is None else Trace.from_json(said)
         if self._control is None or not self._control.observations:
@@ -254,6 +258,8 @@ class Recording:
     def _compare(self, window: _Window, *, is_last: bool = False) -> None:
         assert self._report is not None  # noqa: S101  (its window is open)
         proof = compare(self._control, self._trace(window), steps=self._steps, tolerances=self._tolerances)
+        if self._report.migrated:
+            proof = replace(proof, notes=(*proof.notes, _MIGRATED))
         if proof.verdict == "too_few_steps" and not is_last:
             return
         self._resumed = None

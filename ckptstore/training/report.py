@@ -41,6 +41,8 @@ class ResumeReport:
         decision: What allows this change of topology.
         accepted: Differences that were allowed, each with old and new.
         migrated: What turned what was saved into what is here, by name.
+        fresh: Components that begin anew, which was allowed.
+        left: Components that were saved and not taken, which was allowed.
         restored: Components, in order.
         without_state: Parameters that have no moments, because they had none when saved.
         random: What was done for random numbers.
@@ -65,6 +67,8 @@ class ResumeReport:
     decision: str = ""
     accepted: tuple[str, ...] = ()
     migrated: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
     without_state: tuple[str, ...] = ()
     random: tuple[str, ...] = ()
@@ -96,6 +100,8 @@ class ResumeReport:
             ("allowed by", self.decision),
             *(("accepted", each) for each in self.accepted),
             *(("migrated", each) for each in self.migrated),
+            *([("begin anew", _some(self.fresh))] if self.fresh else []),
+            *([("left", _some(self.left))] if self.left else []),
             ("restored", ", ".join(self.restored)),
             *([("no moments", _some(self.without_state))] if self.without_state else []),
             *(("random numbers", each) for each in self.random),

@@ -157,9 +157,14 @@ class ElasticSampler(Sampler[list[int]]):
         """
         self._before_first = action
 
+    @property
+    def order(self) -> dict[str, Any]:
+        """What its orders are a function of, beside the epoch: the same when a run goes on."""
+        return {"length": self._length, "seed": self._seed, "shuffle": self._shuffle, "order": order.NAME}
+
     def state_dict(self) -> dict[str, Any]:
         """Return where the sampler is, and of which order. It is the same on every rank."""
-        return {**self._fixed(), "epoch": self._epoch, "cursor": self._cursor}
+        return {**self.order, "epoch": self._epoch, "cursor": self._cursor}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another sampler was, of whatever batch size and world size. Iterations begun before are over.
@@ -177,15 +182,12 @@ class ElasticSampler(Sampler[list[int]]):
                 f"This is no state of an ElasticSampler: it has {has}, not {sorted(expected)}.",
                 hint="Resume with the sampler that was saved; `ckptstore show URL NAME --keys` shows what was.",
             )
-        _refuse_other_order(state, self._fixed())
+        _refuse_other_order(state, self.order)
         epoch = _check_whole("epoch", state["epoch"], below=LARGEST)
         cursor = _check_whole("cursor", state["cursor"], below=self._length)
         self._epoch, self._cursor, self._given = epoch, cursor, None
         self._loads += 1
         self._settle()
-
-    def _fixed(self) -> dict[str, Any]:
-        return {"length": self._length, "seed": self._seed, "shuffle": self._shuffle, "order": order.NAME}
 
     def _shares(self, rank: int, world_size: int) -> Iterator[list[int]]:
         action, self._before_first = self._before_first, None

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch.distributed.tensor import DTensor
+
 import storage_writers as sw
 from ckptstore.errors import DisagreementError
+from ckptstore.format.checksum import hexdigest
 from ckptstore.format.documents import Documents, encode_documents
+from ckptstore.training import shares
 from ckptstore.training.meeting import Meeting, digest_of
 from ckptstore.training.progress import Progress
 from ckptstore.training.schedule import Keep
@@ -61,7 +65,8 @@ def save(
     If killed: see `CkptStoreWriter.finish`.
     """
     captured = meeting.all_do("capture", lambda: state.capture(meeting.rank, meeting.world_size))
-    differing = _differing(meeting, captured)
+    differing = _differing(state, meeting, captured)
+    without = _given_by_others(state, meeting, captured)
     documents = _documents(state, meeting)
     prints = state.fingerprints
     progress = state.progress
@@ -80,7 +85,7 @@ def save(
         tags=said.tags,
         documents=documents,
     )
-    plain = captured.state_dict(meeting.rank, differing=differing)
+    plain = captured.state_dict(meeting.rank, differing=differing, without=without)
     way: Callable[..., Any] = sw.async_save if background else sw.save
     future = way(plain, checkpoint_id=name, storage_writer=writer)
     return future if background else None
@@ -105,8 +110,12 @@ def _documents(state: TrainingState, meeting: Meeting) -> Documents | None:
     return known[1]
 
 
-def _differing(meeting: Meeting, captured: Captured) -> frozenset[str]:
-    """Return the components of which this rank holds another value than rank 0, where that may be."""
+def _differing(state: TrainingState, meeting: Meeting, captured: Captured) -> frozenset[str]:
+    """Return the components of which this rank holds another value than rank 0, where that may be.
+
+    Raises:
+        DisagreementError: It may not, or they contradict each other: nothing could make one of them again.
+    """
 
     def judge(parts: Sequence[Mapping[str, str]]) -> list[list[str]]:
         for rank, part in enumerate(parts):
@@ -120,4 +129,45 @@ def _differing(meeting: Meeting, captured: Captured) -> frozenset[str]:
                 )
         return [sorted(name for name in part if part[name] != parts[0].get(name)) for part in parts]
 
-    return frozenset(meeting.decide("values", lambda: captured.digests, judge)[meeting.rank])
+    differing = meeting.decide("values", lambda: captured.digests, judge)
+    if names := sorted({name for each in differing for name in each}):
+        meeting.decide("entries", lambda: _entries(state, captured, names), _check_entries)
+    return frozenset(differing[meeting.rank])
+
+
+def _entries(state: TrainingState, captured: Captured, names: Sequence[str]) -> dict[str, str]:
+    """Return digests of what this rank holds of these components, by name."""
+    return {
+        f"{name}: {entry}": hexdigest(state.encoded(name, each))
+        for name in names
+        for entry, each in shares.entries(state.parts[name], captured.mergeable[name]).items()
+    }
+
+
+def _check_entries(parts: Sequence[Mapping[str, str]]) -> None:
+    first: dict[str, tuple[str, int]] = {}
+    for rank, part in enumerate(parts):
+        for entry, digest in part.items():
+            known, holder = first.setdefault(entry, (digest, rank))
+            if known != digest:
+                raise DisagreementError(
+                    f"Ranks {holder} and {rank} hold different {entry}.",
+                    hint="Give all ranks the same; ranks may hold different parts of a model, but not one differently.",
+                    entry=entry,
+                    ranks=[holder, rank],
+                )
+
+
+def _given_by_others(state: TrainingState, meeting: Meeting, captured: Captured) -> frozenset[str]:
+    """Return the buffers that a lower rank gives.
+
+    Ranks may hold different ones under one name, as replicas do of what they count for themselves. Those of the lowest
+    rank count, all of them: DDP hands them to the others, and a mixture would be nobody's.
+    """
+    if meeting.is_alone:
+        return frozenset()
+    named = state.facts().values["models"].items()
+    keys = [f"{component}.{name}" for component, facts in named for name in facts["buffers"]]
+    whole = [key for key in keys if not isinstance(captured.tensors[key], DTensor)]
+    holders = meeting.first_holders("buffers", whole)
+    return frozenset(key for key in whole if holders[key] != meeting.rank)

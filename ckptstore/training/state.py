@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,14 +33,17 @@ from ckptstore.training.parts import (
 )
 from ckptstore.training.precision import recorded
 from ckptstore.training.progress import Progress
+from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.topology import topology
 from ckptstore.training.values import value_types
 from ckptstore.units import MIB
 from storage_writers import TypedValue
 
 VALUES = "values"
-RNG, GRADIENTS, STANDING = "rng", "gradients", "standing"
-"""What each rank holds for itself, beside its loaders."""
+RNG, PENDING, STANDING = "rng", "pending", "standing"
+"""What each rank holds for itself, beside its loaders; `pending` says which gradients it has."""
+GRADIENTS = "gradients"
+"""Their tensors."""
 DIGESTED_BYTES = 4 * MIB
 """So much of each optimizer's moments is told apart by its bytes, when a resume is checked."""
 
@@ -52,13 +55,13 @@ class Captured:
     Args:
         tensors: By key; the training's own, not copied.
         values: Typed JSON by component, of what all ranks hold alike.
-        mergeable: Those of them that may differ by rank.
+        mergeable: Those of them that may differ by rank, not encoded.
         local: Typed JSON by component, of this rank alone.
     """
 
     tensors: Tensors
     values: Mapping[str, bytes]
-    mergeable: frozenset[str]
+    mergeable: Mapping[str, Any]
     local: Mapping[str, bytes]
 
     @property
@@ -66,14 +69,17 @@ class Captured:
         """What tells whether ranks hold the same values."""
         return {name: hexdigest(body) for name, body in self.values.items()}
 
-    def state_dict(self, rank: int, *, differing: frozenset[str] = frozenset()) -> dict[str, Any]:
+    def state_dict(
+        self, rank: int, *, differing: Collection[str] = (), without: Collection[str] = ()
+    ) -> dict[str, Any]:
         """Return what this rank gives to DCP.
 
         Args:
             rank: In the group that saves.
             differing: Components of which this rank holds another value than rank 0.
+            without: Tensors that another rank gives.
         """
-        state: dict[str, Any] = nested(self.tensors)
+        state: dict[str, Any] = nested({key: each for key, each in self.tensors.items() if key not in without})
         for name, body in self.values.items():
             if rank == 0:
                 state[f"{VALUES}/{name}"] = TypedValue(body)
@@ -215,9 +221,9 @@ class TrainingState:
     def facts(self) -> Facts:
         """Return what the state is made of: what is compared before anything is loaded.
 
-        The same object comes back as long as nothing of it changed that training changes: optimizers gain state.
+        The same object comes back as long as nothing of it changed that training changes: optimizers gain groups.
         """
-        now: list[Any] = [len(each.state) for each in self.optimizers.values()]
+        now: list[Any] = [len(each.param_groups) for each in self.optimizers.values()]
         now.append(recorded(list(self.models.values()), self._given_precision))
         if self._facts is None or self._facts[0] != now:
             made_of = self._made_of()
@@ -229,8 +235,9 @@ class TrainingState:
             "components": sorted([*self.parts, *self.loaders]),
             "models": {name: models.facts(each) for name, each in self.models.items()},
             "optimizers": {name: optimizers.facts(each, self.parameters) for name, each in self.optimizers.items()},
-            "schedulers": {name: _kind(each) for name, each in self.schedulers.items()},
+            "schedulers": {name: _scheduler(each) for name, each in self.schedulers.items()},
             "scalers": {name: bool(each.is_enabled()) for name, each in self.scalers.items()},
+            "samplers": {name: _sampler(each) for name, each in self.samplers.items()},
             "loaders": {name: _kind(each.stateful) for name, each in self.loaders.items()},
             "precision": recorded(list(self.models.values()), self._given_precision),
         }
@@ -248,28 +255,30 @@ class TrainingState:
         """
         tensors: Tensors = {}
         values: dict[str, bytes] = {}
+        mergeable: dict[str, Any] = {}
         for name, part in self.parts.items():
             taken = part.take()
             _add(tensors, taken.tensors)
-            values[name] = self._encoded(name, taken.value)
-        local = {name: self._encoded(name, each.stateful.state_dict()) for name, each in self.loaders.items()}
-        local[RNG] = self._encoded(RNG, rng.capture(self.generators))
-        local[STANDING] = self._encoded(STANDING, self.standing(world_size).as_json())
+            values[name] = self.encoded(name, taken.value)
+            if part.differs_by_rank:
+                mergeable[name] = taken.value
+        local = {name: self.encoded(name, each.stateful.state_dict()) for name, each in self.loaders.items()}
+        local[RNG] = self.encoded(RNG, rng.capture(self.generators))
+        local[STANDING] = self.encoded(STANDING, self.standing(world_size).as_json())
         if self.progress.micro_step:
             pending = gradients.capture(self.parameters, models=self.models.values())
             _add(tensors, {f"{GRADIENTS}.{key}": each for key, each in pending.shared.items()})
             _add(tensors, {local_key(rank, f"{GRADIENTS}.{key}"): each for key, each in pending.local.items()})
-            local[GRADIENTS] = self._encoded(GRADIENTS, gradients.facts(pending))
-        mergeable = frozenset(name for name, part in self.parts.items() if part.differs_by_rank)
+            local[PENDING] = self.encoded(PENDING, gradients.facts(pending))
         return Captured(tensors, values, mergeable, local)
 
     def learning_rates(self) -> list[float]:
-        """Return the learning rate of every group of every optimizer."""
-        return [rate for each in self.optimizers.values() for rate in _rates(each)]
+        """Return the learning rate of every group of every optimizer, in the order of their names."""
+        return [rate for _, each in sorted(self.optimizers.items()) for rate in _rates(each)]
 
     def scales(self) -> list[float]:
-        """Return the scale of every scaler."""
-        return [float(each.get_scale()) for each in self.scalers.values()]
+        """Return the scale of every scaler, in the order of their names."""
+        return [float(each.get_scale()) for _, each in sorted(self.scalers.items())]
 
     def standing(self, world_size: int) -> Standing:
         """Return where the run stands, in a few numbers."""
@@ -279,12 +288,11 @@ class TrainingState:
             moments[name] = Moments(
                 int(found["tensors"]), int(found["elements"]), int(found["nonzero"]), str(found["blake3"])
             )
-        scales = self.scales()
         return Standing(
             **self.progress.as_json(),
             world_size=world_size,
             lr={name: tuple(_rates(each)) for name, each in self.optimizers.items()},
-            scale=scales[0] if scales else None,
+            scale={name: float(each.get_scale()) for name, each in self.scalers.items()},
             moments=moments,
             cursors={name: getattr(each, "position", None) for name, each in self.samplers.items()},
         )
@@ -300,7 +308,8 @@ class TrainingState:
             sizes[each.dtype] = sizes.get(each.dtype, 0) + each.numel()
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
 
-    def _encoded(self, name: str, value: Any) -> bytes:
+    def encoded(self, name: str, value: Any) -> bytes:
+        """Return a value as typed JSON; `name` is for messages."""
         return encode_value(value, types=self.types, name=name)
 
 
@@ -316,6 +325,16 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
 
 def _kind(each: Any) -> str:
     return f"{type(each).__module__}.{type(each).__qualname__}"
+
+
+def _scheduler(each: Any) -> str:
+    """Return its class, and those of the schedulers that it is made of."""
+    inner = getattr(each, "_schedulers", ())
+    return f"{_kind(each)}({', '.join(map(_scheduler, inner))})" if inner else _kind(each)
+
+
+def _sampler(each: Any) -> dict[str, Any]:
+    return {"class": _kind(each), **(each.order if isinstance(each, ElasticSampler) else {})}
 
 
 def _check_stateful(name: str, each: Any) -> None:

@@ -19,7 +19,7 @@ SAVED = Standing(
     consumed_samples=6000,
     world_size=4,
     lr={"": (1e-3, 1e-4)},
-    scale=1024.0,
+    scale={"": 1024.0},
     moments={"": MOMENTS},
     cursors={"train": 480, "eval": 0},
 )
@@ -55,8 +55,8 @@ def test_a_run_that_stands_where_it_stood_passes_every_check():
         ({"epoch": 0}, "epoch", "not restored"),
         ({"micro_step": 0}, "micro_step", "gradients would be lost"),
         ({"consumed_samples": 0}, "consumed_samples", "not restored"),
-        ({"scale": 65536.0}, "scale", "scaler was not restored"),
-        ({"scale": None}, "scale", "scaler was not restored"),
+        ({"scale": {"": 65536.0}}, "scale", "scaler was not restored"),
+        ({"scale": {}}, "scale", "was saved, and is not here"),
         ({"lr": {"": (1e-3, 2e-4)}}, "lr", "scheduler or the optimizer"),
         ({"lr": {"": (1e-3,)}}, "lr", "were 2 parameter groups, and are 1"),
         ({"lr": {}}, "lr", "is not here"),
@@ -106,7 +106,7 @@ def test_moments_whose_digest_is_not_known_are_counted():
 
 
 def test_a_scale_that_is_no_number_is_equal_to_itself():
-    assert failed(static_checks(changed(scale=math.nan), changed(scale=math.nan))) == []
+    assert failed(static_checks(changed(scale={"": math.nan}), changed(scale={"": math.nan}))) == []
 
 
 def test_where_a_run_stands_comes_back_from_json():
@@ -117,7 +117,7 @@ def test_where_a_run_stands_comes_back_from_json():
 
 
 def test_checks_are_a_table_for_people_and_json_for_programs():
-    checks = static_checks(SAVED, changed(scale=2.0))
+    checks = static_checks(SAVED, changed(scale={"": 2.0}))
     lines = checks_table(checks).splitlines()
     assert len(lines) == 1 + len(checks)
     (wrong,) = [line for line in lines if "WRONG" in line]

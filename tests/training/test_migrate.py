@@ -71,7 +71,7 @@ def facts(model, optimizer, vocabulary):
         state={
             "components": ["model", "optimizer"],
             "models": {"model": {"parameters": shapes}},
-            "optimizers": {"optimizer": {"class": type(optimizer).__name__, "groups": [len(shapes)]}},
+            "optimizers": {"optimizer": {"class": type(optimizer).__name__, "groups": 1}},
         },
     )
 

@@ -130,7 +130,7 @@ def test_facts_say_dtype_and_shape_of_each_name():
             "mix.bias": ["bfloat16", [6]],
         },
         "buffers": {},
-        "aliases": [["token.weight", "head.weight"]],
+        "aliases": {"token.weight": ["head.weight"]},
     }
     assert models.facts(Net())["buffers"]["norm.num_batches_tracked"] == ["int64", []]
 

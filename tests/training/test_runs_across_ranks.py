@@ -1,0 +1,276 @@
+"""Whole trainings that ranks hold together: replicas, shards, stages of a pipeline."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from states import same
+from stepping import everything
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from ckptstore import CheckpointStore
+from ckptstore.errors import DisagreementError
+from ckptstore.training import Checkpointer, GrownVocabulary, Progress, TrainingState
+
+ROWS = 10
+
+
+class Replicas:
+    """A training under DDP or FSDP2, or under DDP with statistics that every replica counts for itself."""
+
+    def __init__(self, url, wrap, seed, *, tokens=7, migrators=()):
+        self.rank, self.ranks, self.tokens = dist.get_rank(), dist.get_world_size(), tokens
+        torch.manual_seed(seed)
+        norm = nn.BatchNorm1d(16) if wrap == "own" else nn.LayerNorm(16)
+        self.model = nn.Sequential(nn.Embedding(tokens, 8), nn.Linear(8, 16), norm, nn.Linear(16, tokens))
+        self.model = (fully_shard if wrap == "fsdp2" else DistributedDataParallel)(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.02)
+        self.progress = Progress()
+        self.state = TrainingState(
+            model=self.model, optimizer=self.optimizer, progress=self.progress, migrators=migrators
+        )
+        self.checkpointer = Checkpointer(url, self.state, background=False, proof_steps=2)
+
+    def step(self):
+        generator = torch.Generator().manual_seed(self.progress.global_step)
+        rows = torch.randint(7, (ROWS,), generator=generator).tensor_split(self.ranks)[self.rank]
+        ids = torch.arange(ROWS).tensor_split(self.ranks)[self.rank]
+        loss = functional.cross_entropy(self.model(rows), (rows + 1) % 7, reduction="sum") / ROWS
+        (loss * self.ranks).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.progress.global_step += 1
+        dist.all_reduce(loss.detach_())
+        self.checkpointer.observe(loss=loss, batch_ids=ids)
+        return loss.item()
+
+    def seen(self):
+        return everything(self.model, self.optimizer)
+
+
+def saved(url, wrap):
+    """Train two steps, save, and return what there was then, and what two more steps did."""
+    training = Replicas(url, wrap, 1)
+    losses = [training.step() for _ in range(2)]
+    training.checkpointer.save()
+    at_save = training.seen()
+    losses += [training.step() for _ in range(2)]
+    training.checkpointer.close()
+    return at_save, losses, training.seen()
+
+
+def resumed(url, wrap):
+    training = Replicas(url, wrap, 2)
+    report = training.checkpointer.resume()
+    at_resume = training.seen()
+    losses = [training.step() for _ in range(2)]
+    training.checkpointer.close()
+    return at_resume, losses, training.seen(), report.proof.verdict
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+def test_replicas_and_shards_go_on_as_one_run_would_on_other_numbers_of_ranks(gang, tmp_path, wrap):
+    at_save, losses, _ = gang.values(2, saved, str(tmp_path / "run"), wrap)[0]
+    for ranks in (3, 1):
+        for at_resume, after, _, verdict in gang.values(ranks, resumed, str(tmp_path / "run"), wrap):
+            assert same(at_resume, at_save)
+            assert after == pytest.approx(losses[2:], rel=1e-5)
+            assert verdict == "proved"
+
+
+def test_replicas_with_statistics_of_their_own_go_on_bit_by_bit(gang, tmp_path):
+    """DDP gives the buffers of rank 0 to the others; those of another rank, or some of each, would be another model."""
+    expected = gang.values(2, saved, str(tmp_path / "run"), "own")
+    found = gang.values(2, resumed, str(tmp_path / "run"), "own")
+    assert not same(expected[0][0], expected[1][0])
+    for at_resume, after, at_end, verdict in found:
+        assert same(at_resume, expected[0][0])
+        assert after == expected[0][1][2:]
+        assert same(at_end["tensors"]["model.3.weight"], expected[0][2]["tensors"]["model.3.weight"])
+        assert verdict == "proved"
+    assert same(found[0][2], expected[0][2])
+
+
+GROWN = ("0.weight", "3.weight", "3.bias")
+
+
+def grown(url):
+    before = Replicas(url, "fsdp2", 1)
+    for _ in range(2):
+        before.step()
+    before.checkpointer.save()
+    at_save = before.seen()["tensors"]
+    after = Replicas(url, "fsdp2", 2, tokens=10, migrators=[GrownVocabulary(keys=GROWN, fill="mean")])
+    report = after.checkpointer.resume()
+    at_resume = after.seen()["tensors"]
+    after.step()
+    return at_save, at_resume, report.migrated, after.progress.global_step
+
+
+def test_a_vocabulary_grows_under_fsdp2(gang, tmp_path):
+    for at_save, at_resume, migrated, step in gang.values(2, grown, str(tmp_path / "run")):
+        assert at_save.keys() == at_resume.keys()
+        for key, was in at_save.items():
+            now = at_resume[key]
+            if not was.dim() or not any(name in key for name in GROWN):
+                assert torch.equal(now, was), key
+                continue
+            assert torch.equal(now[:7], was), key
+            filled = was.mean(0).expand(3, *was.shape[1:]) if key.startswith("model.") else torch.zeros_like(now[7:])
+            assert torch.allclose(now[7:], filled), key
+        assert len(migrated) == 3
+        assert step == 3
+
+
+class Counting(nn.BatchNorm1d):
+    """It has something beside parameters and buffers, too."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+    def get_extra_state(self):
+        return {"calls": self.calls, "seen": torch.full((2000,), float(self.calls))}
+
+    def set_extra_state(self, state):
+        assert torch.equal(state["seen"], torch.full((2000,), float(state["calls"])))
+        self.calls = state["calls"]
+
+
+class Tied(nn.Module):
+    """Two names for one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.other.weight = self.one.weight
+
+    def forward(self, x):
+        return self.other(torch.tanh(self.one(x)))
+
+
+class Pipeline:
+    """Rank 0 has the first stage and rank 1 the last one, each with names that the other has not."""
+
+    def __init__(self, url, seed, *, outputs=1, migrators=()):
+        self.rank = dist.get_rank()
+        torch.manual_seed(seed)
+        first = {"up": nn.Linear(6, 8), "norm": Counting(8)}
+        last = {"mid": nn.Linear(8, 8), "tied": Tied(), "wide": Counting(8), "down": nn.Linear(8, outputs)}
+        self.stage = nn.ModuleDict([first, last][self.rank])
+        matrices = [each for each in self.stage.parameters() if each.dim() > 1]
+        others = [each for each in self.stage.parameters() if each.dim() == 1]
+        self.optimizer = torch.optim.AdamW([{"params": matrices}, {"params": others, "weight_decay": 0.0}], lr=0.02)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.progress = Progress()
+        self.state = TrainingState(
+            model=self.stage,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            progress=self.progress,
+            parallelism={"dp": 1, "pp": 2},
+            migrators=migrators,
+        )
+        self.checkpointer = Checkpointer(url, self.state, background=False, proof_steps=2)
+
+    def _forward(self, x):
+        for module in self.stage.values():
+            x = module(x)
+        return x
+
+    def micro_step(self):
+        generator = torch.Generator().manual_seed(2 * self.progress.global_step + self.progress.micro_step)
+        inputs, wanted = torch.randn(5, 6, generator=generator), torch.randn(5, 1, generator=generator)
+        between, loss = torch.empty(5, 8), torch.zeros(())
+        if self.rank == 0:
+            out = self._forward(inputs)
+            dist.send(out.detach(), 1)
+            dist.recv(between, 1)
+            out.backward(between)
+        else:
+            dist.recv(between, 0)
+            loss = functional.mse_loss(self._forward(between.requires_grad_()), wanted)
+            loss.backward()
+            dist.send(between.grad, 0)
+        self.progress.micro_step += 1
+        return loss
+
+    def step(self):
+        while self.progress.micro_step < 2:
+            loss = self.micro_step()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        self.progress.micro_step = 0
+        self.progress.global_step += 1
+        self.checkpointer.observe(loss=loss)
+
+    def seen(self):
+        calls = [each.calls for each in self.stage.values() if isinstance(each, Counting)]
+        return {**everything(self.stage, self.optimizer), "calls": calls}
+
+
+def piped(url):
+    one = Pipeline(url, 1)
+    one.step()
+    one.micro_step()
+    one.checkpointer.save()
+    at_save = one.seen()
+    one.step()
+    one.step()
+    one.checkpointer.close()
+    other = Pipeline(url, 2)
+    report = other.checkpointer.resume()
+    resumed = other.seen()
+    other.step()
+    other.step()
+    other.checkpointer.close()
+    return same(resumed, at_save), same(other.seen(), one.seen()), report.proof.verdict, sorted(other.stage)
+
+
+def test_stages_of_a_pipeline_are_saved_and_resumed_by_who_holds_them(gang, tmp_path):
+    found = gang.values(2, piped, str(tmp_path / "run"))
+    assert found == [
+        (True, True, "proved", ["norm", "up"]),
+        (True, True, "proved", ["down", "mid", "tied", "wide"]),
+    ]
+
+
+def grown_at_the_end(url):
+    one = Pipeline(url, 1)
+    one.step()
+    one.checkpointer.save()
+    migrator = GrownVocabulary(keys=("down.weight", "down.bias"), fill="zeros")
+    other = Pipeline(url, 2, outputs=3, migrators=[migrator])
+    other.checkpointer.resume()
+    return one.seen()["tensors"], other.seen()["tensors"]
+
+
+def test_one_stage_of_a_pipeline_grows(gang, tmp_path):
+    (first, first_now), (last, last_now) = gang.values(2, grown_at_the_end, str(tmp_path / "run"))
+    assert same(first_now, first)
+    for key, was in last.items():
+        now = last_now[key]
+        if "down" in key and was.dim():
+            assert now.shape == (3, *was.shape[1:])
+            assert not now[1:].any()
+            now = now[:1]
+        assert torch.equal(now, was), key
+
+
+def contradicting(url):
+    pipeline = Pipeline(url, 1)
+    pipeline.optimizer.param_groups[1]["layer"] = dist.get_rank()
+    with pytest.raises(DisagreementError, match="Ranks 0 and 1 hold different optimizer: groups") as refused:
+        pipeline.checkpointer.save()
+    return refused.value.hint
+
+
+def test_stages_that_contradict_each_other_are_refused_when_they_are_saved(gang, tmp_path):
+    hints = gang.values(2, contradicting, str(tmp_path / "run"))
+    assert "Give all ranks the same" in hints[0]
+    assert CheckpointStore.open(tmp_path / "run").latest() is None
