@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import io
 import itertools
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import PRELOADED
 from torch import nn
 
 from ckptstore import store
@@ -107,6 +109,7 @@ def train(plan: Plan, say: Any) -> None:
         say(("resumed", report.global_step))
         while tiny.progress.global_step < plan.until:
             loss = tiny.step()
+            say(("step", tiny.progress.global_step))
             time.sleep(plan.step_seconds)
             checkpointer.observe(loss=loss)
             if checkpointer.due():
@@ -117,7 +120,7 @@ def train(plan: Plan, say: Any) -> None:
 
 
 def _serve(pipe: Connection, plan: Plan, group: tuple[int, str, int, int] | None) -> None:
-    sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  (of the whole process)
+    sys.stderr = sys.stdout = io.StringIO()  # what it says at its end is no test's
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if group is not None:
         port, name, rank, world_size = group
@@ -137,7 +140,8 @@ class Job:
 
     def __init__(self, plan: Plan, *, ranks: int = 1) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "storage_writers", "stoppable"])
+        context.set_forkserver_preload(PRELOADED)
+        self.seed = plan.seed
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if ranks > 1 else None
         self._pipes: list[Connection] = []
         self.processes: list[BaseProcess] = []
@@ -165,13 +169,18 @@ class Job:
             if (ranks is None or rank in ranks) and process.is_alive():
                 os.kill(process.pid, number)
 
-    def end(self, *, seconds: float = 30) -> list[int | None]:
-        """Return the exit codes. Who has not ended in time is killed, and has none."""
+    def end(self, *, seconds: float = 30, ranks: tuple[int, ...] | None = None) -> list[int | None]:
+        """Return the exit codes. Who has not ended in time is killed, and has none.
+
+        Args:
+            seconds: How long they are waited for.
+            ranks: Who is waited for; None: all.
+        """
         until = time.monotonic() + seconds
-        codes = []
-        for process in self.processes:
-            process.join(max(0.0, until - time.monotonic()))
-            codes.append(process.exitcode)
+        for rank, process in enumerate(self.processes):
+            if ranks is None or rank in ranks:
+                process.join(max(0.0, until - time.monotonic()))
+        codes = [process.exitcode for process in self.processes]
         for process in self.processes:
             process.kill()
             process.join(10)

@@ -196,15 +196,16 @@ class Checkpointer:
         taken = None if only is None else tuple(sorted(names_given("only", only)))
         own = replace(self._own, level=level, allow=names_given("allow", allow))
         asked = replace(own, checkpoint_id=checkpoint_id, step=step, seq=seq)
-        if source is not None:
-            report = resume(self.state, own, self._meeting)
-            if report.is_fresh:
-                asked = replace(asked, url=os.fspath(source), only=taken)
-                report = resume(self.state, asked, self._meeting)
+        with self._ending.watched():
+            if source is not None:
+                report = resume(self.state, own, self._meeting)
+                if report.is_fresh:
+                    asked = replace(asked, url=os.fspath(source), only=taken)
+                    report = resume(self.state, asked, self._meeting)
+                else:
+                    asked = own
             else:
-                asked = own
-        else:
-            report = resume(self.state, asked, self._meeting)
+                report = resume(self.state, asked, self._meeting)
         self._last = self._now()
         is_own = not report.is_fresh and asked.url == self._url
         self._saved_step, self._ending.resumed_seq = (report.global_step, report.seq) if is_own else (None, None)
@@ -272,7 +273,8 @@ class Checkpointer:
         if self.is_stopping:  # in the background, so that it can be waited for as long as there is time
             ending.save_last(lambda: save(self.state, self.writer, self._meeting, said, background=True))
         began = self._clock.monotonic()
-        future = save(self.state, self.writer, self._meeting, said, background=self._background)
+        with ending.watched():
+            future = save(self.state, self.writer, self._meeting, said, background=self._background)
         self._last = self._now()
         if future is not None and future.skipped:
             return future

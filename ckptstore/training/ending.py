@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from functools import partial
 from typing import NoReturn
@@ -85,6 +86,28 @@ class Ending:
                 stop = self._meeting.decide("stop", self._asked, earliest)
                 self.grace = Grace(stop, whole=self._seconds, clock=self._clock)
         return sums
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Let what is done within take no longer than there is time, if a signal comes to this rank meanwhile.
+
+        What blocks the main thread cannot hear of the others' signals.
+        """
+        done = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(done,), name="ckptstore-stop", daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def _watch(self, done: threading.Event) -> None:
+        while not done.wait(LISTEN_SECONDS):
+            if (stop := self._asked()) is not None:
+                grace = Grace(stop, whole=self._seconds, clock=self._clock)
+                if not done.wait(grace.left_for_exit()):
+                    grace.leave(partial(self._say_cut_off, stop))
+                return
 
     def settle(self) -> None:
         """Wait for the save in flight, if there is one; return before, if the run is asked to stop. Collective.

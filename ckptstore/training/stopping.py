@@ -121,7 +121,7 @@ class Grace:
         Args:
             say: Is called before that.
         """
-        last = threading.Timer(self.left_for_exit(), self._leave, (say,))
+        last = threading.Timer(self.left_for_exit(), self.leave, (say,))
         last.name, last.daemon = "ckptstore-stop", True
         last.start()
         try:
@@ -129,7 +129,8 @@ class Grace:
         finally:
             last.cancel()
 
-    def _leave(self, say: Callable[[], None]) -> None:
+    def leave(self, say: Callable[[], None]) -> None:
+        """Say why, and end the process here."""
         try:
             say()
             for stream in (sys.stdout, sys.stderr):
