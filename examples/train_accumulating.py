@@ -3,7 +3,8 @@
     python examples/train_accumulating.py URL
     torchrun --nproc-per-node 2 examples/train_accumulating.py URL ddp          (or fsdp2)
 
-Press Ctrl-C, or send SIGTERM: the batches since the last optimizer step are saved with their gradients.
+Press Ctrl-C, or send SIGTERM: it is saved after the next optimizer step, if that comes in time; else the batches since
+the last one are saved with their gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def train(
     wrap: str = "none",
     *,
     reduction: Literal["mean", "sum"] | None = "mean",
-    on_batch: Callable[[Progress, float], None] = print,
+    on_batch: Callable[[Progress, float], object] = print,
 ) -> ResumeReport:
     """Train to the end, from the newest committed checkpoint if there is one.
 
@@ -39,7 +40,7 @@ def train(
         url: Root of the run.
         wrap: `none`, `ddp` or `fsdp2`.
         reduction: How ranks reduce gradients: with it, what they have accumulated goes on on another number of ranks.
-        on_batch: Called after each batch with the counters and its loss.
+        on_batch: Called after each batch with the counters and its loss; if it returns something, this is saved.
     """
     torch.manual_seed(0)
     inputs = torch.randn(SAMPLES, 8)
@@ -71,8 +72,7 @@ def train(
                     progress.micro_step = 0
                     progress.global_step += 1
                     checkpointer.observe(loss=loss, batch_ids=ids)  # of the last batch: a resume knows no others
-                on_batch(progress, loss.item())
-                if checkpointer.due():  # at multiples of 5 steps; and when the run is asked to stop, after any batch
+                if on_batch(progress, loss.item()) or checkpointer.due():  # at multiples of 5 steps, and to stop
                     checkpointer.save()
                 if progress.global_step == STEPS:
                     break

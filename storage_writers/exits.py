@@ -1,7 +1,8 @@
 """No process ends in silence after a background save that failed, or did not end, if nobody was told.
 
 At the interpreter's end the saves under way are waited for, as long as they may take. What failed then, or before, and
-what did not end, is said on stderr, and the process ends with `EXIT_CODE`, whatever it was about to end with.
+what did not end, is said on stderr, and the process ends with `EXIT_CODE`, whatever it was about to end with. A process
+that was asked to stop waits no longer than `end_within` says, and ends with the exit code that goes with that.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from ckptstore.clock import SystemClock
 from ckptstore.errors import CkptStoreError
 
 if TYPE_CHECKING:
@@ -22,13 +24,20 @@ if TYPE_CHECKING:
 EXIT_CODE = 74
 """Of a process whose background save failed or did not end, if nobody was told: EX_IOERR of `sysexits.h`."""
 
+SAYING_SECONDS = 0.5
+"""How long it may take to say what did not end in time."""
+
+_CLOCK = SystemClock()
 _watched: dict[int, tuple[int, Outstanding]] = {}
+_limit: tuple[float, int] | None = None
+"""Until when the process must have ended, and its exit code if it has not."""
 _leaving = False
 
 
 def watch(save: Outstanding) -> None:
     """Speak of `save` at the process's end, unless it ends well or somebody is told."""
     _watched[id(save)] = os.getpid(), save
+    take_time()
 
 
 def forget(save: Outstanding) -> None:
@@ -36,12 +45,33 @@ def forget(save: Outstanding) -> None:
     _watched.pop(id(save), None)
 
 
+def end_within(seconds: float, code: int) -> None:
+    """Let the process have ended so long from now, with exit code `code`: it was asked to stop.
+
+    Saves that are under way are waited for no longer, nor threads that hang. With another save this is forgotten: a
+    process that begins one goes on.
+    """
+    global _limit  # noqa: PLW0603  (one end a process)
+    _limit = _CLOCK.monotonic() + seconds, code
+
+
+def take_time() -> None:
+    """Let the process end as ever."""
+    global _limit  # noqa: PLW0603  (one end a process)
+    _limit = None
+
+
 def _wait_and_look() -> None:
     """Wait for what is under way; this runs before anything of the interpreter is closed, so that saves can end."""
     mine = [save for pid, save in list(_watched.values()) if pid == os.getpid()]
+    if _limit is not None and _limit[0] > _CLOCK.monotonic():  # else somebody did other things in between
+        last = threading.Timer(_limit[0] - _CLOCK.monotonic() + SAYING_SECONDS, os._exit, (_limit[1],))
+        last.daemon = True
+        with contextlib.suppress(RuntimeError):  # no thread to be had any more
+            last.start()
     with contextlib.suppress(BaseException):  # an interrupt: do not wait any longer
         for save in mine:
-            save.wait(None)
+            save.wait(None if _limit is None else max(0.0, _limit[0] - _CLOCK.monotonic()))
     untold = [save for save in mine if not save.told and not (save.ended and save.error is None)]
     if not untold:
         return
@@ -59,13 +89,14 @@ def _leave(untold: list[Outstanding]) -> None:
     for save in untold:
         with contextlib.suppress(Exception):
             sys.stderr.write(f"ckptstore: {_said(save)}\n")
+    why, code = ("nobody was told before", EXIT_CODE) if _limit is None else ("it was asked to stop", _limit[1])
     with contextlib.suppress(Exception):
-        sys.stderr.write(f"ckptstore: nobody was told before; this process ends with exit code {EXIT_CODE}.\n")
+        sys.stderr.write(f"ckptstore: {why}; this process ends with exit code {code}.\n")
     atexit._run_exitfuncs()  # noqa: SLF001  (the interpreter's own end, which an exit code of ours goes past)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(EXIT_CODE)
+    os._exit(code)
 
 
 def _said(save: Outstanding) -> str:

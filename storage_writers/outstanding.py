@@ -261,6 +261,12 @@ class SaveFuture(WatchedFuture):
     skipped = False
     """Whether it was never begun, because the one before had not ended; its result is None then."""
 
+    @property
+    def seq(self) -> int | None:
+        """The slot in which it was committed; None on other ranks than 0, and as long as it is not known."""
+        save = self.outstanding.save
+        return save.committed if save is not None and save.is_committed else None
+
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what went wrong, or None."""
         error = self.outstanding.wait(timeout)
@@ -272,6 +278,7 @@ class SkippedSave(SaveFuture):
     """A save that was not begun."""
 
     skipped = True
+    seq = None
 
     def __init__(self) -> None:
         super().__init__()

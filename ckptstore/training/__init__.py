@@ -14,7 +14,7 @@ with Checkpointer("s3://bucket/runs/llama-7b", state, every_steps=500, keep=Keep
 ```
 """
 
-from ckptstore.training.checkpointer import Checkpointer, StoppedBySignal
+from ckptstore.training.checkpointer import Checkpointer
 from ckptstore.training.compat import Matrix
 from ckptstore.training.fingerprints import Fingerprint, fingerprint
 from ckptstore.training.flow import Asked
@@ -29,6 +29,7 @@ from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.schedule import Keep
 from ckptstore.training.short_run import Program, prove_resume
 from ckptstore.training.state import TrainingState
+from ckptstore.training.stopping import StoppedBySignal
 from ckptstore.training.tolerances import Tolerances
 from ckptstore.training.values import value_types
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 import torch.distributed as dist
 
 import storage_writers as sw
-from ckptstore.clock import SystemClock
-from ckptstore.errors import CkptStoreError, InvalidInputError
+from ckptstore.clock import Clock, SystemClock
+from ckptstore.errors import InvalidInputError
 from ckptstore.events import Observer, silent, tell
-from ckptstore.options import LogOptions, TransferOptions, check_flags, check_seconds
+from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.claim import Takeover
 from ckptstore.protocol.verify import Level
 from ckptstore.training.compat import Matrix
-from ckptstore.training.events import Resumed, Stopping
+from ckptstore.training.ending import Ending
+from ckptstore.training.events import Resumed
 from ckptstore.training.flow import Asked
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.recording import Recording
@@ -30,35 +30,12 @@ from ckptstore.training.saving import Said, save
 from ckptstore.training.schedule import Keep, Saved, Schedule
 from ckptstore.training.signals import STOPPING, Signals
 from ckptstore.training.state import TrainingState
+from ckptstore.training.stopping import StoppedBySignal
 from ckptstore.training.tolerances import Tolerances
+from storage_writers import exits
 from storage_writers.settling import WhenBusy
 
-SLOWER = 1.5
-"""A last save is begun if the time that is left is so many times what the save before took."""
-
 _log = logging.getLogger("ckptstore.training")
-
-
-class StoppedBySignal(SystemExit):
-    """The run was asked to stop, and has: its code is 128 and the signal's number, as schedulers know it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Why the run stops, and when it must have.
-
-    Args:
-        number: The signal.
-        rank: Which got it.
-        seconds: How long there was when all ranks heard of it.
-    """
-
-    number: int
-    rank: int
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"{signal.Signals(self.number).name} on rank {self.rank}"
 
 
 class Checkpointer:
@@ -76,13 +53,14 @@ class Checkpointer:
         proof_steps: So many steps after a save are recorded with it, and compared after a resume. 0: none.
         tolerances: How far they may differ.
         stop_signals: What asks the run to stop; others' handlers of them run too. Off the main thread none are handled.
-        stop_seconds: How long there is from the signal to the end.
+        stop_seconds: How long there is from the signal to the end. A little less than the scheduler gives.
         process_group: The ranks; None: all.
         allow_one_rank: This process is alone, though others run.
         engine, storage_options, transfer, log: How the store is used.
         job, takeover: See `CkptStoreWriter`.
         staging_bytes, when_busy, busy_timeout_seconds, commit_timeout_seconds, agree_timeout_seconds: See there.
         observer: Hears of every phase.
+        clock: Where the seconds here come from.
 
     Raises:
         InvalidInputError: An argument is outside of what is allowed.
@@ -117,20 +95,24 @@ class Checkpointer:
         commit_timeout_seconds: float = 3600.0,
         agree_timeout_seconds: float = 60.0,
         observer: Observer = silent,
+        clock: Clock | None = None,
     ) -> None:
         check_flags(background=background, allow_one_rank=allow_one_rank)
         check_seconds(stop_seconds=stop_seconds)
+        check_kinds(keep=(keep, Keep), matrix=(matrix, Matrix), tolerances=(tolerances, Tolerances))
+        if not isinstance(state, TrainingState):
+            raise InvalidInputError(f"state must be a TrainingState, not {state!r:.80}.", hint="Make one of the model.")
         if isinstance(proof_steps, bool) or not isinstance(proof_steps, int) or not 0 <= proof_steps <= 1000:  # noqa: PLR2004
             raise InvalidInputError(f"proof_steps must be from 0 to 1000, not {proof_steps!r:.80}.")
         self._url = os.fspath(url)
         self.state = state
         self._schedule = Schedule(every_steps, every_seconds, every_epochs)
         self._keep, self._background = keep, background
-        self._stop_seconds = stop_seconds
         self._observer = observer
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
         self._meeting = Meeting(process_group, one_rank=allow_one_rank, seconds=agree_timeout_seconds)
-        self._signals = Signals(stop_signals, clock=self._clock)
+        self._signals = Signals(stop_signals, seconds=stop_seconds, clock=self._clock)
+        self._when_busy = when_busy
         self.writer = sw.CkptStoreWriter(
             url,
             engine=engine,
@@ -158,13 +140,26 @@ class Checkpointer:
             observer=observer,
         )
         self._recording = Recording(
-            state, self._own, self._meeting, self.writer, steps=proof_steps, tolerances=tolerances, observer=observer
+            state, self._own, self._meeting, steps=proof_steps, tolerances=tolerances, observer=observer
+        )
+        self._ending = Ending(
+            self._meeting,
+            self.writer,
+            self._signals,
+            self._recording,
+            state.progress,
+            seconds=stop_seconds,
+            busy_seconds=busy_timeout_seconds,
+            clock=self._clock,
+            observer=observer,
         )
         self._last = self._now()
-        self._save_seconds = 0.0
-        self._has_saved = False
-        self._stop: Stop | None = None
-        self._stop_at = 0.0
+        self._saved_step: int | None = None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the run was asked to stop, and all ranks know: there is little time, so save without validating."""
+        return self._ending.grace is not None
 
     def resume(  # noqa: PLR0913  (a face takes written-out keywords)
         self,
@@ -209,32 +204,38 @@ class Checkpointer:
         else:
             report = resume(self.state, asked, self._meeting)
         self._last = self._now()
-        self._has_saved = not report.is_fresh and asked.url == self._url
+        is_own = not report.is_fresh and asked.url == self._url
+        self._saved_step, self._ending.resumed_seq = (report.global_step, report.seq) if is_own else (None, None)
         if not report.is_fresh:
-            self._recording.follow(report, asked)
             self._tell_resumed(report, self._clock.monotonic() - began)
+            self._recording.follow(report, asked)
+        self._ending.hear()
+        if self.is_stopping:
+            self._ending.end(saved=self._is_saved)
         return report
 
     def due(self) -> bool:
         """Return whether to save now; call it on every rank after each step. All ranks get the same answer.
 
+        It is an exchange of one small message. With very many ranks, call it every few steps only, at the same ones on
+        all; multiples of `every_steps` that were passed meanwhile count.
+
         When the run is asked to stop, a last save is due if there is time for it, and `save` then ends the process. If
         there is none, this call does.
 
         Raises:
-            StoppedBySignal: The run was asked to stop, and there is no time for a save.
+            StoppedBySignal: The run was asked to stop, and there is no time for a save, or nothing new to be saved.
+            DisagreementError: A rank is gone, or did not come within the group's time-out.
         """
         now = self._clock.monotonic()
         mine = self._meeting.rank == 0 and self._schedule.is_due(self.state.progress, self._last, now=now)
-        (due, asked), _ = self._meeting.sums([float(mine), float(self._signals.asked is not None)])
-        if not asked and self._stop is None:
+        (due,) = self._ending.hear(float(mine))
+        if not self.is_stopping:
             return bool(due)
-        if self._stop is None:
-            self._stop = self._meeting.decide("stop", self._asked_to_stop, _earliest)
-            self._stop_at = self._clock.monotonic() + self._stop.seconds
-        if self._is_saved or self._left() < SLOWER * self._save_seconds:
-            self._end(saved=self._is_saved)
-        return True
+        word = self._ending.word(is_saved=self._is_saved)
+        if word == "end":
+            self._ending.end(saved=self._is_saved)
+        return word == "save"
 
     def save(
         self,
@@ -254,25 +255,35 @@ class Checkpointer:
             What the save ends in; None if it has ended.
 
         Raises:
-            StoppedBySignal: The state is saved, and the run was asked to stop.
+            StoppedBySignal: The run was asked to stop. The state is saved if there was time for it.
+            BusyError: The save before has not ended, and `when_busy` is `raise`.
+            StalledError: The save before has not ended in time.
             CkptStoreError: This save, or the background save before, failed: see `storage_writers`.
 
         If killed: the whole checkpoint or none of it.
         """
-        if self._stop is not None:
-            self._make_room()
-        began = self._clock.monotonic()
-        said = Said(metrics, tags, self._keep, checkpoint_id)
-        background = self._background and self._stop is None
-        future = save(self.state, self.writer, self._meeting, said, background=background)
-        self._last, self._has_saved = self._now(), True
-        if self._stop is not None:
-            self._end(saved=True)
-        if future is None:
-            self._save_seconds = self._clock.monotonic() - began
+        said, ending = Said(metrics, tags, self._keep, checkpoint_id), self._ending
+        if self._when_busy == "wait":
+            ending.settle()
         else:
-            future.add_done_callback(lambda _: setattr(self, "_save_seconds", self._clock.monotonic() - began))
-        self._recording.begin(future)
+            ending.hear()
+        if self.is_stopping:  # in the background, so that it can be waited for as long as there is time
+            ending.save_last(lambda: save(self.state, self.writer, self._meeting, said, background=True))
+        began = self._clock.monotonic()
+        future = save(self.state, self.writer, self._meeting, said, background=self._background)
+        self._last = self._now()
+        if future is not None and future.skipped:
+            return future
+        self._saved_step, ending.future = self.state.progress.global_step, future
+        if future is None:
+            ending.save_seconds = self._clock.monotonic() - began
+        else:
+            future.add_done_callback(lambda _: setattr(ending, "save_seconds", self._clock.monotonic() - began))
+        ending.hear()
+        if self.is_stopping:
+            ending.end(saved=True)
+        seq = ending.newest_seq if future is None else None
+        self._recording.begin(said.name_at(self.state.progress), future, seq=seq)
         return future
 
     def observe(
@@ -293,23 +304,42 @@ class Checkpointer:
         """Wait until the background save, if one is outstanding, has ended.
 
         Raises:
+            StoppedBySignal: The run was asked to stop, and the save has not ended in the time that there is.
             CkptStoreError: It failed, or has not ended in time: see `CkptStoreWriter.wait`.
         """
-        self.writer.wait()
+        self._ending.wait()
 
     def close(self) -> None:
         """Wait as `wait` does, write what was recorded after the last save, and let go of memory and signals.
 
         Raises:
+            StoppedBySignal: The run was asked to stop since `due` or `save` was called last. Nothing more is saved.
             CkptStoreError: See `wait`.
-            StoppedBySignal: This process was asked to stop after the last time that `due` was called.
         """
+        try:
+            if self._ending.is_over:
+                exits.take_time()
+            else:
+                self._finish()
+        except StoppedBySignal:
+            raise  # further signals are noted only, until the process ends
+        except BaseException:
+            self._signals.remove()
+            raise
         self._signals.remove()
-        self.writer.close()
-        self._recording.end()
-        if self._stop is None and (stop := self._asked_to_stop()) is not None:
-            self._stop = stop
-            self._leave(saved=self._is_saved)
+        if not self.is_stopping:
+            self._signals.pass_on()
+
+    def _finish(self) -> None:
+        self._ending.settle()
+        if not self.is_stopping:
+            try:
+                self.writer.close()
+            finally:
+                self._recording.end()
+            self._ending.hear()
+        if self.is_stopping:
+            self._ending.end(saved=self._is_saved)
 
     def __enter__(self) -> Self:
         self._signals.install()
@@ -318,56 +348,18 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._signals.remove()
-        if kind is None:  # else the other ranks may not come; the process's end tells of a save that does not end well
+        if kind is None:
             self.close()
-
-    def _make_room(self) -> None:
-        """Wait for the save in flight as long as there is time for one more; else end here."""
-        try:
-            sw.wait(self.writer, seconds=max(0.0, self._left() - SLOWER * self._save_seconds))
-        except CkptStoreError as error:
-            _log.warning("There is no time for a last save: %s", error)
-            self._end(saved=False)
-
-    def _asked_to_stop(self) -> Stop | None:
-        asked = self._signals.asked
-        if asked is None:
-            return None
-        return Stop(asked.number, self._meeting.rank, self._stop_seconds - (self._clock.monotonic() - asked.at))
-
-    def _left(self) -> float:
-        """Return how many seconds there are until the end."""
-        return max(0.0, self._stop_at - self._clock.monotonic())
+        elif not issubclass(kind, StoppedBySignal):
+            self._signals.remove()
+            is_known = self._ending.future is None or self._ending.future.done()
+            self._ending.end_by_exception(kind, saved=is_known and self._is_saved)
 
     @property
     def _is_saved(self) -> bool:
         """Whether this very step is saved, or is being saved."""
         progress = self.state.progress
-        return self._has_saved and self._last.global_step == progress.global_step and not progress.micro_step
-
-    def _end(self, *, saved: bool) -> NoReturn:
-        """End the run: the save in flight ends or is given up, and the process says why it stops."""
-        assert self._stop is not None  # noqa: S101  (asked of a run that stops)
-        try:
-            sw.wait(self.writer, seconds=self._left())
-        except CkptStoreError as error:
-            saved = False
-            _log.warning("The save in flight did not end well: %s", error)
-        self._recording.end()
-        self._leave(saved=saved)
-
-    def _leave(self, *, saved: bool) -> NoReturn:
-        """Say why the run stops, and end the process."""
-        assert self._stop is not None  # noqa: S101  (asked of a run that stops)
-        newest = self.writer.committed.seq if self.writer.committed is not None else None
-        step = self.state.progress.global_step
-        tell(self._observer, Stopping(str(self._stop), step, newest, saved))
-        if self._meeting.rank == 0:
-            _log.warning(
-                "Stopping at step %d because of %s. The newest commit of this job: %s.", step, self._stop, newest
-            )
-        raise StoppedBySignal(128 + self._stop.number)
+        return self._saved_step == progress.global_step and not progress.micro_step
 
     def _tell_resumed(self, report: ResumeReport, seconds: float) -> None:
         assert report.checkpoint_id is not None  # noqa: S101  (it is not fresh)
@@ -381,8 +373,3 @@ class Checkpointer:
     def _now(self) -> Saved:
         progress = self.state.progress
         return Saved(progress.global_step, progress.epoch, self._clock.monotonic())
-
-
-def _earliest(parts: Sequence[Stop | None]) -> Stop:
-    """Return what asked for the earliest end."""
-    return min((part for part in parts if part is not None), key=lambda stop: stop.seconds)

@@ -39,13 +39,13 @@ class TraceFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Stopping(Event):
-    """The run stops, because it was asked to.
+    """The run stops, because it was asked to or because something was raised.
 
     Args:
-        reason: Which signal, and on which rank.
+        reason: Which signal, or which exception, and on which rank.
         global_step: At which step.
-        newest_seq: The newest commit; None if there is none, or only rank 0 knows.
-        saved: Whether the last state was saved.
+        newest_seq: The newest commit, as far as this rank knows: those of this job are known to rank 0. None: none.
+        saved: Whether the state of that step is saved.
     """
 
     reason: str

@@ -41,7 +41,6 @@ class Meeting:
         self.seconds = seconds
         self.given = process_group
         """As it was passed."""
-        self._group: dist.ProcessGroup | None = None
 
     @property
     def rank(self) -> int:
@@ -121,28 +120,62 @@ class Meeting:
         return self.decide(f"{what}/whole", lambda: names, judge)
 
     def sums(self, floats: Sequence[float], integers: Sequence[int] = ()) -> tuple[list[float], list[int]]:
-        """Add numbers up over the ranks. Collective, on a gloo group of its own; the sum of integers is modulo 2^64."""
+        """Add numbers up over the ranks; the sum of integers is modulo 2^64. Collective, one exchange in all.
+
+        Unlike `decide` it waits as long as the group's own time-out: ranks may be far apart in a step.
+
+        Args:
+            floats: As many on every rank.
+            integers: The same.
+
+        Raises:
+            DisagreementError: A rank is gone, or did not come within the group's time-out.
+        """
         if self.world_size == 1:
             return list(floats), list(integers)
         halves = [half for each in integers for half in (each & 0xFFFFFFFF, (each >> 32) & 0xFFFFFFFF)]
-        counted = torch.tensor(halves or [0], dtype=torch.int64)
-        added = torch.tensor(list(floats) or [0.0], dtype=torch.float64)
-        dist.all_reduce(added, group=self.group)
-        dist.all_reduce(counted, group=self.group)
-        pairs = counted.tolist()
-        whole = [(pairs[2 * i] + (pairs[2 * i + 1] << 32)) % 2**64 for i in range(len(integers))]
-        return added.tolist()[: len(floats)], whole
+        added = torch.tensor([*floats, *halves], dtype=torch.float64)  # which holds sums of halves exactly
+        try:
+            dist.all_reduce(added, group=self.group)
+        except RuntimeError as error:
+            _groups.pop(self._members, None)
+            raise DisagreementError(
+                f"Rank {self.rank} waited for the others and lost them: {error!s:.500}",
+                hint="Look for the first rank that failed; all ranks must make the same calls in the same order.",
+                rank=self.rank,
+            ) from error
+        summed = added.tolist()
+        pairs = [int(half) for half in summed[len(floats) :]]
+        whole = [(pairs[2 * at] + (pairs[2 * at + 1] << 32)) % 2**64 for at in range(len(integers))]
+        return summed[: len(floats)], whole
+
+    @property
+    def _members(self) -> tuple[int, ...] | None:
+        return None if self.given is None else tuple(dist.get_process_group_ranks(self.given))
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """A gloo group of their own; the first use makes it, which is collective."""
-        if self._group is None and self.world_size > 1:
-            members = dist.get_process_group_ranks(self.given) if self.given is not None else None
-            self._group = cast(
-                "dist.ProcessGroup",
-                dist.new_group(members, backend="gloo", use_local_synchronization=members is not None),
+        """A gloo group for `sums` alone, the same for all meetings of these ranks; None for one rank.
+
+        The first use makes it, which is collective.
+        """
+        if self.world_size == 1:
+            return None
+        default: dist.ProcessGroup = dist.distributed_c10d._get_default_group()  # noqa: SLF001  (it has no public name)
+        made = _groups.get(self._members)
+        if made is None or made[0] is not default:
+            group = dist.new_group(
+                self._members,
+                timeout=self.peers.store.timeout,  # the launch's own, not torch's half an hour
+                backend="gloo",
+                use_local_synchronization=self._members is not None,
             )
-        return self._group
+            made = _groups[self._members] = default, cast("dist.ProcessGroup", group)
+        return made[1]
+
+
+_groups: dict[tuple[int, ...] | None, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
+"""By members (None: all), with the default group of that time: each costs sockets to every other rank."""
 
 
 def digest_of(said: Mapping[str, Any]) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
 import storage_writers as sw
-from ckptstore.errors import CkptStoreError
+from ckptstore.clock import SystemClock
+from ckptstore.errors import CkptStoreError, InvalidInputError
 from ckptstore.events import Observer, tell
-from ckptstore.protocol.fold import Committed
 from ckptstore.training.batches import batch_digest, combined
 from ckptstore.training.compat import spelled
 from ckptstore.training.events import ProofEnded, TraceFailed
@@ -29,23 +31,45 @@ from ckptstore.training.trace import Conditions, Observation, Trace
 from ckptstore.training.update_norm import Pieces, UpdateNorm
 
 MAX_WINDOWS = 4
-"""Saves whose steps are recorded at once; of more, the oldest is dropped."""
+"""Saves whose steps are recorded at once: of more, the first is recorded for fewer steps. And writes at once."""
 MAX_GATHERED = 200_000
 """Parameters times ranks up to which ranks tell each other what they hold, to measure how far the weights move."""
 LAST_WRITES_SECONDS = 30.0
+"""How long the end of a run waits for traces that are being written."""
 _MIGRATED = "What was saved was migrated: this is not the run that went on, and need not do what that did."
 
+_CLOCK = SystemClock()
 _log = logging.getLogger("ckptstore.training")
 
 
 @dataclass
 class _Window:
-    """The steps after one save, or after a resume."""
+    """The steps after one save, or after a resume.
+
+    Args:
+        start_step: Of the checkpoint.
+        name: Of the checkpoint.
+        future: Of its save, as long as it is not known how that ended. On rank 0.
+        seq: Its slot; None: it is not committed.
+    """
 
     start_step: int
+    name: str
+    future: sw.SaveFuture | None = None
+    seq: int | None = None
     observations: list[Observation] = field(default_factory=list)
-    committed: Committed | None = None
-    is_over: bool = False
+
+    def is_settled(self) -> bool:
+        """Whether it is known how its save ended."""
+        if self.future is not None and self.future.done():
+            self.seq, self.future = self.future.seq, None
+        return self.future is None
+
+    def add(self, observation: Observation) -> None:
+        """Take a step. One that was taken before is replaced: a scaler may skip a step, which is not counted then."""
+        while self.observations and self.observations[-1].global_step >= observation.global_step:
+            self.observations.pop()
+        self.observations.append(observation)
 
 
 class Recording:
@@ -55,26 +79,24 @@ class Recording:
         state: What trains.
         asked: How the run is opened.
         meeting: The ranks.
-        writer: What saves.
-        steps: How many steps a window has; 0: nothing is recorded.
+        steps: How many steps a window has; 0: nothing is recorded or compared.
         tolerances: By default the strictest that are honest.
         observer: Hears of proofs.
     """
 
-    def __init__(  # noqa: PLR0913  (of one caller)
+    def __init__(
         self,
         state: TrainingState,
         asked: Asked,
         meeting: Meeting,
-        writer: sw.CkptStoreWriter,
         *,
         steps: int,
         tolerances: Tolerances | None,
         observer: Observer,
     ) -> None:
-        self._state, self._asked, self._meeting, self._writer = state, asked, meeting, writer
+        self._state, self._asked, self._meeting = state, asked, meeting
         self._steps, self._tolerances, self._observer = steps, tolerances, observer
-        self._saves: deque[_Window] = deque(maxlen=MAX_WINDOWS)
+        self._saves: deque[_Window] = deque()
         self._uncommitted: deque[_Window] = deque(maxlen=MAX_WINDOWS)
         """On rank 0: those that are over, whose commit is not known yet."""
         self._resumed: _Window | None = None
@@ -83,40 +105,50 @@ class Recording:
         self._source: Asked | None = None
         self._norm: UpdateNorm | None = None
         self._has_norm = True
-        self._writes: ThreadPoolExecutor | None = None
-        self._under_way: list[Future[None]] = []
+        self._is_observed = True
+        self._writes: list[tuple[str, threading.Thread]] = []
 
-    def begin(self, future: sw.SaveFuture | None) -> None:
-        """Record the steps after the save that has just begun, or ended. Collective."""
+    def begin(self, name: str, future: sw.SaveFuture | None, *, seq: int | None) -> None:
+        """Record the steps after a save. Collective.
+
+        Args:
+            name: Of the checkpoint.
+            future: Of a save that has begun; None: it has ended.
+            seq: Its slot, if it has ended, on rank 0.
+        """
+        self._write_committed()
         if not self._steps or (future is not None and future.skipped):
             return
+        window = _Window(self._state.progress.global_step, name, future if self._meeting.rank == 0 else None, seq)
+        before = self._saves[-1] if self._saves else None
+        if before is not None and not before.observations and before.start_step < window.start_step:
+            self._is_observed = False
+        if not self._is_observed:  # nobody tells how steps go: nothing is measured for that
+            self._saves.clear()
+            self._stop_measuring()
+            return
         self._start_measuring()
-        window = _Window(self._state.progress.global_step)
+        if len(self._saves) == MAX_WINDOWS:
+            self._close([self._saves[0]])
         self._saves.append(window)
-        before = self._writer.committed
-        if future is None:
-            window.committed = before
-        elif self._meeting.rank == 0:
-            future.add_done_callback(lambda _: self._note_commit(window, before))
-
-    def _note_commit(self, window: _Window, before: Committed | None) -> None:
-        now = self._writer.committed
-        if now is not None and (before is None or now.seq > before.seq):
-            window.committed = now
 
     def follow(self, report: ResumeReport, source: Asked) -> None:
         """Compare the steps after this resume with those that were recorded with its checkpoint. Collective."""
+        self._close(self._saves)
+        self._resumed = self._control = None
+        if not self._steps:
+            return
         self._report, self._source = report, source
         if source.only is not None:  # what it goes on with is another training
             report.proof = Proof("no_trace")
             return
         said = self._meeting.led("trace", lambda: self._read_control(report, source))
         self._control = None if said is None else Trace.from_json(said)
-        if not self._steps or self._control is None or not self._control.observations:
+        if self._control is None or not self._control.observations:
             report.proof = Proof("no_trace")
             return
         self._start_measuring()
-        self._resumed = _Window(self._state.progress.global_step)
+        self._resumed = _Window(self._state.progress.global_step, report.checkpoint_id or "")
 
     def _read_control(self, report: ResumeReport, source: Asked) -> Any:
         try:
@@ -127,57 +159,89 @@ class Recording:
             return None
 
     def observe(self, loss: Any, grad_norm: Any, batch_ids: Iterable[Any] | None) -> None:
-        """Take what a step was like into the open windows. Collective while one is open, and nothing else then."""
+        """Take what a step was like into the open windows. Collective while one is open, and nothing else then.
+
+        Raises:
+            InvalidInputError: A number is none, on some rank; or some ranks say what others do not. On all ranks.
+            DisagreementError: A rank did not come.
+        """
+        _check(self._state.progress.micro_step, loss, grad_norm)
+        self._is_observed = True
         if self._uncommitted:
-            self._close(())  # a save may have been committed since its window was over
-        open_ones = [each for each in (*self._saves, *([self._resumed] if self._resumed else [])) if not each.is_over]
+            self._write_committed()
+        open_ones = [*self._saves, *([self._resumed] if self._resumed is not None else [])]
         if not open_ones:
             return
         observation = self._observed(loss, grad_norm, batch_ids)
         for window in open_ones:
-            window.observations.append(observation)
-        if self._resumed is not None and not self._resumed.is_over:
+            window.add(observation)
+        if self._resumed is not None:
             self._compare(self._resumed)
         self._close(window for window in self._saves if len(window.observations) >= self._steps)
-        if self._norm is not None and all(each.is_over for each in open_ones):
-            self._norm.stop()
+        if not self._saves and self._resumed is None:
+            self._stop_measuring()
 
-    def end(self) -> None:
-        """Write what was recorded so far, and say how far a comparison came. Never raises what a store raises."""
+    def end(self, *, seconds: float = LAST_WRITES_SECONDS) -> None:
+        """Write what was recorded so far, and say how far a comparison came. Never raises what a store raises.
+
+        Args:
+            seconds: How long it waits for what is being written.
+        """
         self._close(self._saves)
-        if self._resumed is not None and not self._resumed.is_over:
+        if self._resumed is not None:
             self._compare(self._resumed, is_last=True)
-        if self._writes is not None:
-            for write in self._under_way:
-                with contextlib.suppress(TimeoutError):
-                    write.exception(LAST_WRITES_SECONDS)
-            self._writes.shutdown(wait=False, cancel_futures=True)
-            self._writes = None
-        if self._norm is not None:
-            self._norm.stop()
+        self._stop_measuring()
+        until = _CLOCK.monotonic() + seconds
+        for name, thread in self._writes:
+            thread.join(max(0.0, until - _CLOCK.monotonic()))
+            if thread.is_alive():
+                self._tell_failed(name, "it was not written in time")
+        self._writes = []
 
     def _observed(self, loss: Any, grad_norm: Any, batch_ids: Iterable[Any] | None) -> Observation:
-        ids = None if batch_ids is None else list(batch_ids)
-        mine = Observation(self._state.progress.global_step, loss, grad_norm)  # checks and reads the numbers
-        samples = 0 if ids is None else len(ids)
-        weight = 1.0 if ids is None else float(samples)
-        moved = 0.0 if self._norm is None else self._norm.advance()
+        """Return what all ranks together say of a step; what is wrong on one is raised on all."""
+        failed: list[Exception] = []
+        try:
+            mine, digest, samples = self._mine(loss, grad_norm, batch_ids)
+        except Exception as error:  # noqa: BLE001  (raised below, where the others hear of it)
+            failed.append(error)
+            mine, digest, samples = Observation(self._state.progress.global_step, 0.0), 0, 0
+        says = [bool(failed), grad_norm is not None, batch_ids is not None]
+        weight = 1.0 if batch_ids is None else float(samples)
         share = mine.loss * weight if weight else 0.0  # an empty share may have a loss that is no number
-        norm = 0.0 if mine.grad_norm is None else mine.grad_norm
-        (total, weights, norms, squares), (digest, count) = self._meeting.sums(
-            [share, weight, norm, moved], [0 if ids is None else batch_digest(ids), samples]
+        said, (digests, count) = self._meeting.sums(
+            [*map(float, says), share, weight, mine.grad_norm or 0.0, mine.update_norm or 0.0], [digest, samples]
         )
+        failures, have_norms, have_ids, total, weights, norms, squares = said
+        if failures:
+            self._meeting.all_do("observe", lambda: _raise(failed))
+        for what, have in (("grad_norm", have_norms), ("batch_ids", have_ids)):
+            if have not in (0, self._meeting.world_size):
+                raise InvalidInputError(
+                    f"{what} was observed on {have:.0f} of {self._meeting.world_size} ranks.",
+                    hint=f"Pass {what}= on all ranks, or on none; an empty share has batch_ids=[].",
+                    field=what,
+                )
         scales = self._state.scales()
         return Observation(
             global_step=mine.global_step,
             loss=total / weights if weights else math.nan,
-            grad_norm=None if mine.grad_norm is None else norms / self._meeting.world_size,
+            grad_norm=norms / self._meeting.world_size if have_norms else None,
             lr=tuple(self._state.learning_rates()),
             scale=scales[0] if scales else None,
-            batch_digest=None if ids is None else combined([digest]),
-            samples=None if ids is None else count,
+            batch_digest=combined([digests]) if have_ids else None,
+            samples=count if have_ids else None,
             update_norm=None if self._norm is None else math.sqrt(squares),
         )
+
+    def _mine(self, loss: Any, grad_norm: Any, batch_ids: Iterable[Any] | None) -> tuple[Observation, int, int]:
+        """Return what this rank says, its `update_norm` still a square; the digest of its samples, and how many."""
+        moved = None if self._norm is None else self._norm.advance()
+        mine = Observation(self._state.progress.global_step, loss, grad_norm, update_norm=moved)
+        if batch_ids is None:
+            return mine, 0, 0
+        ids = batch_ids if isinstance(batch_ids, Sized) else list(batch_ids)
+        return mine, batch_digest(ids), 1 if getattr(ids, "ndim", 1) == 0 else len(ids)
 
     def _trace(self, window: _Window) -> Trace:
         of = "" if self._norm is None else self._norm.of
@@ -194,59 +258,63 @@ class Recording:
 
     def _compare(self, window: _Window, *, is_last: bool = False) -> None:
         assert self._report is not None  # noqa: S101  (its window is open)
-        proof = compare(self._control, self._trace(window), tolerances=self._tolerances)
+        proof = compare(self._control, self._trace(window), steps=self._steps, tolerances=self._tolerances)
         if self._report.migrated:
             proof = replace(proof, notes=(*proof.notes, _MIGRATED))
         if proof.verdict == "too_few_steps" and not is_last:
             return
-        window.is_over = True
+        self._resumed = None
         self._report.proof = proof
-        name, seq = self._report.checkpoint_id or "", self._report.seq or 0
+        name, seq = window.name, self._report.seq or 0
         tell(self._observer, ProofEnded(name, seq, proof.verdict, proof.resume_loss_delta))
         if self._meeting.rank == 0:
             _log.log(logging.INFO if proof.is_proved else logging.WARNING, "Resume from %s: %s", name, proof.table())
-            if proof.is_proved:
-                self._write(partial(self._prove, proof), name)
-
-    def _prove(self, proof: Proof) -> None:
-        assert self._source is not None  # noqa: S101  (a resume is followed)
-        assert self._report is not None  # noqa: S101  (the same)
-        store = self._source.open()
-        store.prove(store.get(seq=self._report.seq), verdict=proof.summary())
+            if proof.is_proved and self._source is not None:
+                self._write(partial(_prove, self._source, seq, proof.summary()), name)
 
     def _close(self, windows: Iterable[_Window]) -> None:
         """Let these be over; on rank 0 write each that is, as soon as its save is committed."""
         for window in list(windows):
-            window.is_over = True
             self._saves.remove(window)
             if window.observations and self._meeting.rank == 0:
                 self._uncommitted.append(window)
-        for window in [each for each in self._uncommitted if each.committed is not None]:
+        self._write_committed()
+
+    def _write_committed(self) -> None:
+        for window in [each for each in self._uncommitted if each.is_settled()]:
             self._uncommitted.remove(window)
-            committed, trace = window.committed, self._trace(window).as_json()
-            assert committed is not None  # noqa: S101  (asked above)
-            self._write(partial(self._store_trace, committed.seq, trace), committed.commit.checkpoint_id)
+            if window.seq is not None:
+                self._write(partial(self._store, window.seq, window), window.name)
 
-    def _store_trace(self, seq: int, trace: dict[str, Any]) -> None:
+    def _store(self, seq: int, window: _Window) -> None:
         store = self._asked.open()
-        store.write_trace(store.get(seq=seq), trace)
+        store.write_trace(store.get(seq=seq), self._trace(window).as_json())
 
-    def _write(self, work: Callable[[], None], name: str) -> None:
+    def _write(self, work: Callable[[], object], name: str) -> None:
         """Write something that nothing but a proof depends on, while the training goes on."""
 
         def write() -> None:
             try:
                 work()
-            except CkptStoreError as error:
-                tell(self._observer, TraceFailed(name, error.message))
+            except Exception as error:  # noqa: BLE001  (whatever it is, the training goes on)
+                self._tell_failed(name, str(error))
 
-        if self._writes is None:
-            self._writes = ThreadPoolExecutor(1, thread_name_prefix="ckptstore-trace")
-        self._under_way = [each for each in self._under_way if not each.done()]
-        if len(self._under_way) >= MAX_WINDOWS:
-            tell(self._observer, TraceFailed(name, "the store is too slow"))
+        self._writes = [each for each in self._writes if each[1].is_alive()]
+        if len(self._writes) >= MAX_WINDOWS:
+            self._tell_failed(name, "the store is too slow")
             return
-        self._under_way.append(self._writes.submit(write))
+        # A daemon: the process's end must not wait for a store that hangs.
+        thread = threading.Thread(target=write, name="ckptstore-trace", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no thread to be had
+            self._tell_failed(name, str(error))
+            return
+        self._writes.append((name, thread))
+
+    def _tell_failed(self, name: str, reason: str) -> None:
+        tell(self._observer, TraceFailed(name, reason))
+        _log.warning("The trace or the proof of %s was not written: %s", name, reason)
 
     def _start_measuring(self) -> None:
         """Remember the weights as they are. The first time, ranks tell each other what they hold."""
@@ -259,5 +327,40 @@ class Recording:
         if self._norm is not None:
             self._norm.start()
 
+    def _stop_measuring(self) -> None:
+        if self._norm is not None:
+            self._norm.stop()
+
     def _gathered(self, held: Pieces) -> Sequence[Pieces]:
         return self._meeting.decide("pieces", lambda: held, list)
+
+
+def _check(micro_step: int, loss: Any, grad_norm: Any) -> None:
+    """Check on each step what costs nothing: that these are numbers, and of a whole step.
+
+    Raises:
+        InvalidInputError: They are not.
+    """
+    if micro_step:
+        raise InvalidInputError(
+            f"A step was observed between micro-steps: progress.micro_step is {micro_step}.",
+            hint="Call observe() once for each optimizer step, when progress.micro_step is 0 again.",
+        )
+    if not _is_plain(loss):
+        Observation(0, loss)  # which knows the others, and says what is wrong
+    if grad_norm is not None and not _is_plain(grad_norm):
+        Observation(0, 0.0, grad_norm)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1 and type(value) is not DTensor)
+
+
+def _raise(errors: Sequence[Exception]) -> None:
+    for error in errors:
+        raise error
+
+
+def _prove(source: Asked, seq: int, verdict: str) -> None:
+    store = source.open()
+    store.prove(store.get(seq=seq), verdict=verdict)

@@ -15,6 +15,7 @@ from ckptstore.format.checksum import hexdigest
 from ckptstore.format.documents import Documents, encode_documents
 from ckptstore.training import shares
 from ckptstore.training.meeting import Meeting, digest_of
+from ckptstore.training.progress import Progress
 from ckptstore.training.schedule import Keep
 from ckptstore.training.state import Captured, TrainingState
 
@@ -37,6 +38,11 @@ class Said:
     tags: Sequence[str] = ()
     keep: Keep | None = None
     checkpoint_id: str | None = None
+
+    def name_at(self, progress: Progress) -> str:
+        """Return the checkpoint's name."""
+        at = f"step-{progress.global_step}" + (f".micro-{progress.micro_step}" if progress.micro_step else "")
+        return self.checkpoint_id or at
 
 
 def save(
@@ -64,7 +70,7 @@ def save(
     documents = _documents(state, meeting)
     prints = state.fingerprints
     progress = state.progress
-    name = said.checkpoint_id or _name(progress.global_step, progress.micro_step)
+    name = said.name_at(progress)
     writer.describe(
         global_step=progress.global_step,
         parallelism=state.parallelism,
@@ -102,10 +108,6 @@ def _documents(state: TrainingState, meeting: Meeting) -> Documents | None:
         behind = {name: one.document for name, one in prints if one.document is not None}
         known = _told[state] = digest, encode_documents({FINGERPRINTS: behind, STATE: whole})
     return known[1]
-
-
-def _name(step: int, micro_step: int) -> str:
-    return f"step-{step}" if not micro_step else f"step-{step}.micro-{micro_step}"
 
 
 def _differing(state: TrainingState, meeting: Meeting, captured: Captured) -> frozenset[str]:

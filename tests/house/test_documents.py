@@ -4,6 +4,7 @@ import ast
 import contextlib
 import re
 import runpy
+import time
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,15 @@ def test_the_example_of_saving_in_the_background_saves_what_it_says(tmp_path):
     ]
 
 
+def waited_for(found):
+    """Return what `found` returns, as soon as it returns something."""
+    deadline = time.monotonic() + 20
+    while not (value := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return value
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_the_example_of_a_resume_goes_on_and_is_proved(tmp_path, capfd):
     import torch  # noqa: PLC0415  (the same)
@@ -128,6 +138,8 @@ def test_the_example_of_a_resume_goes_on_and_is_proved(tmp_path, capfd):
             optimizer.step()
             optimizer.zero_grad()
             steps.append(batch)
+            if last and len(steps) == last - 1:  # a step later than the save of step 500 is committed
+                waited_for(lambda: ckptstore.CheckpointStore.open(url).latest())
             if len(steps) == last:
                 raise Stopped
             return loss, 1.0
@@ -151,6 +163,7 @@ def test_the_example_of_a_resume_goes_on_and_is_proved(tmp_path, capfd):
 
     assert train(508) == 508
     assert "A fresh start" in capfd.readouterr().out
+    waited_for(lambda: ckptstore.CheckpointStore.open(url).latest().trace())
     assert train(None) == 10
     assert "resumed from" in capfd.readouterr().out
     newest = ckptstore.CheckpointStore.open(url).latest()

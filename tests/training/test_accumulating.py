@@ -25,6 +25,7 @@ def trained(url, wrap, stop_after=None, reduction="mean"):
         seen.append(((progress.global_step, progress.micro_step, progress.consumed_samples), summed.item()))
         if len(seen) == stop_after:
             os.kill(os.getpid(), signal.SIGTERM)
+        return len(seen) == stop_after
 
     try:
         report = train(url, wrap, reduction=reduction, on_batch=note)
