@@ -130,7 +130,7 @@ def static_checks(saved: Standing, now: Standing, *, remade: Collection[str] = (
     Args:
         saved: As it was said then.
         now: As it is.
-        remade: Optimizers whose moments were made from what was saved, of other shapes: these are counted only.
+        remade: Optimizers whose moments are of other shapes here, or laid out otherwise: these are counted only.
     """
     same_size, labels = saved.world_size == now.world_size, {f"moments {name}" for name in remade}
     return [

@@ -21,7 +21,7 @@ from ckptstore.events import Observer, silent
 from ckptstore.protocol.verify import Level
 from ckptstore.training import gradients, optimizers, rng, shares
 from ckptstore.training.checks import Standing, failed, static_checks
-from ckptstore.training.compat import Matrix
+from ckptstore.training.compat import SAME, Matrix
 from ckptstore.training.gate import Facts, GateReport, check
 from ckptstore.training.gradients import Targets
 from ckptstore.training.loaders import check_world_size, choose
@@ -340,7 +340,10 @@ class Flow:
         saved = Standing.from_json(self._read(local_key(min(self.meeting.rank, ranks - 1), STANDING)))
         now = self.state.standing(self.meeting.world_size)
         apart = gate.fresh | gate.left
-        remade = [name for name in now.moments if any(key.startswith(f"{name}.") for key in room.migrated)]
+        laid_out_anew = gate.decision.category != SAME  # then a rank holds other pieces of them
+        remade = [
+            name for name in now.moments if laid_out_anew or any(key.startswith(f"{name}.") for key in room.migrated)
+        ]
         found = static_checks(saved.without(apart), now.without(apart), remade=remade)
         if wrong := failed(found):
             raise ResumeError(

@@ -146,7 +146,7 @@ class StatefulPart:
 
     def put(self, value: Any, tensors: Tensors) -> None:
         """Give it the state."""
-        self.stateful.load_state_dict(trees.join(value, tensors))
+        self.stateful.load_state_dict(trees.join(value, tensors, like=self.stateful.state_dict()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class ExtrasPart:
 
     def put(self, value: Any, tensors: Tensors) -> None:
         """Fill the dict anew."""
-        joined = trees.join(value, tensors)
+        joined = trees.join(value, tensors, like=dict(self.extras))
         self.extras.clear()
         self.extras.update(joined)
 

@@ -239,7 +239,7 @@ def _notes(
 ) -> Iterator[str]:
     unlike = [
         f"{name} {getattr(control.conditions, name)} then, {getattr(resumed.conditions, name)} now"
-        for name in ("world_size", "device", "dtype", "threads", "torch_version")
+        for name in ("world_size", "device", "dtype", "threads", "torch_version", "parallelism")
         if getattr(control.conditions, name) != getattr(resumed.conditions, name)
     ]
     if unlike:

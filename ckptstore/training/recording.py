@@ -19,6 +19,7 @@ from ckptstore.clock import SystemClock
 from ckptstore.errors import CkptStoreError, InvalidInputError
 from ckptstore.events import Observer, tell
 from ckptstore.training.batches import batch_digest, combined
+from ckptstore.training.compat import spelled
 from ckptstore.training.events import ProofEnded, TraceFailed
 from ckptstore.training.flow import Asked
 from ckptstore.training.meeting import Meeting
@@ -254,6 +255,7 @@ class Recording:
             world_size=self._meeting.world_size,
             device="cpu" if first is None else first.device,
             dtype=self._state.dtype,
+            parallelism=spelled(self._state.parallelism),
         )
 
     def _compare(self, window: _Window, *, is_last: bool = False) -> None:

@@ -107,6 +107,7 @@ class Conditions:
         threads: Of one process, on a CPU; 0 elsewhere.
         torch_version: For two versions need not compute the same.
         is_deterministic: The same program computes the same bits again.
+        parallelism: How ranks share the work, as text; empty if nobody said.
     """
 
     world_size: int
@@ -115,6 +116,7 @@ class Conditions:
     threads: int
     torch_version: str
     is_deterministic: bool
+    parallelism: str = ""
 
     @classmethod
     def here(
@@ -124,6 +126,7 @@ class Conditions:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         is_deterministic: bool | None = None,
+        parallelism: str = "",
     ) -> Self:
         """Return those of this process.
 
@@ -132,6 +135,7 @@ class Conditions:
             device: Where the model is.
             dtype: Of most of the arithmetic.
             is_deterministic: By default: on a CPU, and elsewhere if torch was told to use deterministic algorithms.
+            parallelism: How ranks share the work.
         """
         kind = torch.device(device)
         on_cpu = kind.type == "cpu"
@@ -150,6 +154,7 @@ class Conditions:
             is_deterministic=(on_cpu or torch.are_deterministic_algorithms_enabled())
             if is_deterministic is None
             else is_deterministic,
+            parallelism=parallelism,
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ckptstore.errors import IncompatibleStateError, InvalidInputError, NotFoundError, UnsupportedError
 from ckptstore.format.values import MAX_DEPTH
@@ -58,12 +58,13 @@ def split(value: Any, *, prefix: str, inline_bytes: int = INLINE_BYTES) -> tuple
     return cutter.tensors, _mapped(value, cutter.cut, ())
 
 
-def join(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def join(value: Any, tensors: Mapping[str, torch.Tensor], *, like: Any = None) -> Any:
     """Return a tree as it was before `split`: where one key stands twice, one tensor does.
 
     Args:
         value: What `split` left.
         tensors: By key; it may hold others.
+        like: The tree that the target has now. Where it has a DTensor, a tensor that stayed in the value becomes one.
 
     Raises:
         NotFoundError: A tensor is missing.
@@ -72,7 +73,7 @@ def join(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
     def put_back(found: Any, path: _Path) -> Any:
         if type(found) is not TensorRef:
-            return found
+            return _laid_out(found, _at(like, path)) if isinstance(found, torch.Tensor) else found
         tensor = tensors.get(found.key)
         if tensor is None:
             raise NotFoundError(
@@ -211,6 +212,14 @@ def _is_known(tensor: torch.Tensor) -> bool:
 def _like(model: torch.Tensor, ref: TensorRef) -> torch.Tensor:
     with torch.no_grad():
         return torch.empty_like(model.detach(), dtype=ref.dtype)
+
+
+def _laid_out(tensor: torch.Tensor, model: Any) -> torch.Tensor:
+    """Return a tensor that every rank has whole as `model` is laid out, if that is a DTensor of its shape."""
+    if not isinstance(model, DTensor) or model.shape != tensor.shape:
+        return tensor
+    mesh = model.device_mesh
+    return distribute_tensor(tensor.to(model.device), mesh, model.placements, src_data_rank=None)
 
 
 def _identity(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -111,7 +111,14 @@ def test_a_resume_on_another_world_size_may_round_otherwise_and_no_more():
 
 
 @pytest.mark.parametrize(
-    "change", [{"device": "another"}, {"threads": 99}, {"torch_version": "1.0"}, {"dtype": "bfloat16"}]
+    "change",
+    [
+        {"device": "another"},
+        {"threads": 99},
+        {"torch_version": "1.0"},
+        {"dtype": "bfloat16"},
+        {"parallelism": "dp=2,fsdp=2"},
+    ],
 )
 def test_bits_are_asked_for_only_where_all_conditions_are_the_same(change):
     other = dataclasses.replace(HERE, **change)

@@ -7,31 +7,54 @@ from states import same
 from stepping import everything
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from ckptstore import CheckpointStore
-from ckptstore.errors import DisagreementError
-from ckptstore.training import Checkpointer, GrownVocabulary, Progress, TrainingState
+from ckptstore.errors import DisagreementError, IncompatibleStateError
+from ckptstore.training import Checkpointer, GrownVocabulary, Matrix, Progress, TrainingState, models
 
 ROWS = 10
+
+
+class Average:
+    """Of weights, laid out as they are."""
+
+    def __init__(self, model):
+        self.held = {name: each.detach().clone() for name, each in models.named_parameters(model).items()}
+
+    def update(self, model):
+        for name, each in models.named_parameters(model).items():
+            self.held[name].lerp_(each.detach(), 0.25)
+
+    def state_dict(self):
+        return {"shadow": self.held}
+
+    def load_state_dict(self, state):
+        self.held = state["shadow"]
 
 
 class Replicas:
     """A training under DDP or FSDP2, or under DDP with statistics that every replica counts for itself."""
 
-    def __init__(self, url, wrap, seed, *, tokens=7, migrators=()):
+    def __init__(self, url, wrap, seed, *, tokens=7, migrators=(), matrix=None):
         self.rank, self.ranks, self.tokens = dist.get_rank(), dist.get_world_size(), tokens
         torch.manual_seed(seed)
         norm = nn.BatchNorm1d(16) if wrap == "own" else nn.LayerNorm(16)
         self.model = nn.Sequential(nn.Embedding(tokens, 8), nn.Linear(8, 16), norm, nn.Linear(16, tokens))
         self.model = (fully_shard if wrap == "fsdp2" else DistributedDataParallel)(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.02)
+        self.average = None if migrators else Average(self.model)
         self.progress = Progress()
         self.state = TrainingState(
-            model=self.model, optimizer=self.optimizer, progress=self.progress, migrators=migrators
+            model=self.model,
+            optimizer=self.optimizer,
+            ema=self.average,
+            progress=self.progress,
+            migrators=migrators,
         )
-        self.checkpointer = Checkpointer(url, self.state, background=False, proof_steps=2)
+        self.checkpointer = Checkpointer(url, self.state, background=False, proof_steps=2, matrix=matrix)
 
     def step(self):
         generator = torch.Generator().manual_seed(self.progress.global_step)
@@ -41,13 +64,18 @@ class Replicas:
         (loss * self.ranks).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update(self.model)
         self.progress.global_step += 1
         dist.all_reduce(loss.detach_())
         self.checkpointer.observe(loss=loss, batch_ids=ids)
         return loss.item()
 
     def seen(self):
-        return everything(self.model, self.optimizer)
+        found = everything(self.model, self.optimizer)
+        for name, each in self.average.held.items() if self.average is not None else ():
+            found["tensors"][f"ema.{name}"] = (each.full_tensor() if isinstance(each, DTensor) else each).clone()
+        return found
 
 
 def saved(url, wrap):
@@ -61,8 +89,8 @@ def saved(url, wrap):
     return at_save, losses, training.seen()
 
 
-def resumed(url, wrap):
-    training = Replicas(url, wrap, 2)
+def resumed(url, wrap, matrix=None):
+    training = Replicas(url, wrap, 2, matrix=matrix)
     report = training.checkpointer.resume()
     at_resume = training.seen()
     losses = [training.step() for _ in range(2)]
@@ -78,6 +106,22 @@ def test_replicas_and_shards_go_on_as_one_run_would_on_other_numbers_of_ranks(ga
             assert same(at_resume, at_save)
             assert after == pytest.approx(losses[2:], rel=1e-5)
             assert verdict == "proved"
+
+
+def refused(url, wrap):
+    with pytest.raises(IncompatibleStateError, match="fsdp: 1 → 2") as error:
+        Replicas(url, wrap, 2).checkpointer.resume()
+    return error.value.hint
+
+
+def test_replicas_go_on_as_shards_only_where_the_matrix_says_so(gang, tmp_path):
+    at_save, losses, _ = gang.values(2, saved, str(tmp_path / "run"), "ddp")[0]
+    assert "ckptstore drill reshard --from" in gang.values(2, refused, str(tmp_path / "run"), "fsdp2")[0]
+    entry = {"from": {"dp": 2}, "to": {"dp": 2, "fsdp": 2, "zero": 3}, "status": "verified", "evidence": "this test"}
+    for at_resume, after, _, verdict in gang.values(2, resumed, str(tmp_path / "run"), "fsdp2", Matrix.read([entry])):
+        assert same(at_resume["tensors"], at_save["tensors"])
+        assert after == pytest.approx(losses[2:], rel=1e-5)
+        assert verdict == "proved"
 
 
 def test_replicas_with_statistics_of_their_own_go_on_bit_by_bit(gang, tmp_path):
@@ -97,12 +141,13 @@ GROWN = ("0.weight", "3.weight", "3.bias")
 
 
 def grown(url):
-    before = Replicas(url, "fsdp2", 1)
+    migrators = [GrownVocabulary(keys=GROWN, fill="mean")]
+    before = Replicas(url, "fsdp2", 1, migrators=migrators)
     for _ in range(2):
         before.step()
     before.checkpointer.save()
     at_save = before.seen()["tensors"]
-    after = Replicas(url, "fsdp2", 2, tokens=10, migrators=[GrownVocabulary(keys=GROWN, fill="mean")])
+    after = Replicas(url, "fsdp2", 2, tokens=10, migrators=migrators)
     report = after.checkpointer.resume()
     at_resume = after.seen()["tensors"]
     after.step()
