@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -132,7 +133,7 @@ def on(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("place", [at(name) for name in names], indirect=True)
 
 
-def at(name: str, *values: object) -> pytest.ParameterSet:
+def at(name: str, *values: object, marks: Sequence[pytest.MarkDecorator] = ()) -> pytest.ParameterSet:
     """Return the parameters of one test of several: the place, and what else there is."""
     called = ", ".join(map(str, (name, *values)))
-    return pytest.param(name, *values, id=called, marks=[] if name in LOCAL else pytest.mark.servers)
+    return pytest.param(name, *values, id=called, marks=[*marks, *([] if name in LOCAL else [pytest.mark.servers])])

@@ -234,9 +234,17 @@ REFUSED = {  # each server at each moment, by one engine or the other
 }
 
 
+def rare(name, case, cases):
+    """Mark what only the slow set runs: all but two moments a place, the commit's and another one at each."""
+    kept = {("before the commit", 0), ("after the commit", 0), cases[name][list(cases).index(name) % len(cases[name])]}
+    return [] if name == "files" or case in kept else [pytest.mark.slow]
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("place", "moment", "victim"), [at(name, *case) for name in SOUND for case in SOUND[name]], indirect=["place"]
+    ("place", "moment", "victim"),
+    [at(name, *case, marks=rare(name, case, SOUND)) for name in SOUND for case in SOUND[name]],
+    indirect=["place"],
 )
 def test_a_save_with_a_killed_rank_is_whole_or_absent_and_the_next_job_goes_on(place, moment, victim):
     """I4, I5, I7, I10, I11."""
@@ -245,7 +253,9 @@ def test_a_save_with_a_killed_rank_is_whole_or_absent_and_the_next_job_goes_on(p
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("place", "moment", "victim"), [at(name, *case) for name in REFUSED for case in REFUSED[name]], indirect=["place"]
+    ("place", "moment", "victim"),
+    [at(name, *case, marks=rare(name, case, REFUSED)) for name in REFUSED for case in REFUSED[name]],
+    indirect=["place"],
 )
 def test_so_it_is_where_a_single_writer_is_promised_because_the_store_does_not_create_once(place, moment, victim):
     """I4, I5, I7, I10, I11."""
