@@ -6,7 +6,7 @@ each, x has one partner, (pivot - x) mod n, whose partner is x. Both change plac
 hashed from the larger of the two. So each round, and all together, map the n places onto the n samples, one to one.
 
 The pivot (mod n) and the key of each round are two little-endian numbers of 64 bits from BLAKE3's extended output over
-the ASCII text `ckptstore order/1 <length> <seed> <epoch>`. The bit is the highest one of `mixed(larger xor key)`, where
+the ASCII text `NAME <length> <seed> <epoch>`. The bit is the highest one of `mixed(larger xor key)`, where
 `mixed` is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 
 Nothing of it is a random generator of Python, NumPy or torch, and no order is held in memory: 10^8 samples take as much
@@ -19,7 +19,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-NAME = "ckptstore order/1"
+NAME = " ".join(("ckptstore", "order/1"))
 """What this order is called, in states too. Another order gets another name."""
 
 ROUNDS = 64
