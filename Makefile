@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STORE  ?= file
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test lint slow table bench scale soak clean
+.PHONY: help demo test lint slow table bench scale soak chaos clean
 
 help:
 	@sed -n 's/^##//p' $(MAKEFILE_LIST)
@@ -68,6 +68,10 @@ scale: $(VENV)/.bench
 ## make soak           save in the background for a long time, and look at memory, threads and files
 soak: $(VENV)/.bench
 	$(BIN)/python -m benchmarks soak
+
+## make chaos          kill the plain example at every file event of its saves, one process and two ranks: an hour on two cores
+chaos: $(VENV)/.ready
+	$(BIN)/python -m benchmarks chaos
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -83,3 +83,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:  # noqa: PLR2004  (a URL and what to wrap the model in)
         dist.init_process_group("gloo")
     train(*sys.argv[1:3])
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -22,6 +22,7 @@ from ckptstore.training.compat import Matrix
 from ckptstore.training.ending import Ending
 from ckptstore.training.events import Resumed
 from ckptstore.training.flow import Asked
+from ckptstore.training.gate import names_given
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.recording import Recording
 from ckptstore.training.report import ResumeReport
@@ -192,13 +193,14 @@ class Checkpointer:
         if only is not None and source is None:
             raise InvalidInputError("only= says what to take from another run.", hint="Pass source= too.")
         began = self._clock.monotonic()
-        own = replace(self._own, level=level, allow=tuple(allow))
+        taken = None if only is None else tuple(sorted(names_given("only", only)))
+        own = replace(self._own, level=level, allow=names_given("allow", allow))
         asked = replace(own, checkpoint_id=checkpoint_id, step=step, seq=seq)
         with self._ending.watched():
             if source is not None:
                 report = resume(self.state, own, self._meeting)
                 if report.is_fresh:
-                    asked = replace(asked, url=os.fspath(source), only=None if only is None else tuple(only))
+                    asked = replace(asked, url=os.fspath(source), only=taken)
                     report = resume(self.state, asked, self._meeting)
                 else:
                     asked = own

@@ -173,8 +173,9 @@ class Flow:
                 world_size=self.meeting.world_size,
                 state=facts or {},
             )
-            if self.asked.only is not None:  # what it was trained on is another run's
-                saved = replace(saved, fingerprints={}, documents={})
+            if self.asked.only is not None:  # what it was trained on, and how that was computed, is another run's
+                saved = replace(saved, fingerprints={}, documents={}, state=_without_precision(saved.state))
+                now = replace(now, state=_without_precision(now.state))
             return check(
                 saved,
                 now,
@@ -276,7 +277,10 @@ class Flow:
         reader = sw.CkptStoreReader(
             self.asked.url,
             seq=self.checkpoint.seq,
-            only=(*room.values, GRADIENTS, *(local_key(rank, GRADIENTS) for rank in ranks)),
+            only=(
+                *room.values,
+                *((GRADIENTS, *(local_key(rank, GRADIENTS) for rank in ranks)) if room.gradients else ()),
+            ),
             allow_unexpected=bool(room.migrated),
             engine=self.asked.engine,
             storage_options=self.asked.storage_options,
@@ -345,6 +349,10 @@ class Flow:
                 wrong=[each.as_json() for each in wrong],
             )
         return tuple(map(str, found))
+
+
+def _without_precision(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {kind: each for kind, each in facts.items() if kind != "precision"}
 
 
 @dataclass

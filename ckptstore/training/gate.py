@@ -100,7 +100,7 @@ def check(
         InvalidInputError: `allow` or `only` is no collection of names.
     """
     judging = _Judging(
-        saved, now, tuple(migrators), _names("allow", allow), None if only is None else _names("only", only)
+        saved, now, tuple(migrators), names_given("allow", allow), None if only is None else names_given("only", only)
     )
     decision = (matrix or Matrix()).judge(saved.parallelism, now.parallelism)
     if not saved.parallelism:
@@ -273,7 +273,12 @@ def _without(facts: Any, skipped: set[str]) -> Mapping[str, Any]:
     return {name: value for name, value in facts.items() if name not in skipped}
 
 
-def _names(what: str, value: object) -> frozenset[str]:
+def names_given(what: str, value: object) -> frozenset[str]:
+    """Return what was given as names; one text is not its letters.
+
+    Raises:
+        InvalidInputError: It is no collection of texts.
+    """
     if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(each, str) for each in value):
         raise InvalidInputError(f"{what} must be a list of names, not {value!r:.80}.", hint=f"Say {what}=['…'].")
     return frozenset(value)

@@ -35,7 +35,7 @@ class Progress:
         object.__setattr__(self, name, _whole(name, value))
 
     def as_json(self) -> dict[str, int]:
-        """Return the counters by name, as plain values."""
+        """Return the counters by name, as plain values, in one order in every process."""
         return {name: getattr(self, name) for name in _names()}
 
     def restore(self, saved: Mapping[str, object]) -> None:
@@ -45,8 +45,8 @@ class Progress:
             IncompatibleStateError: Counters are missing or unknown; they are named.
             InvalidInputError: A counter is not a whole number from 0 on.
         """
-        missing = sorted(_names() - saved.keys())
-        unknown = sorted(str(name) for name in saved.keys() - _names())
+        missing = sorted(set(_names()) - saved.keys())
+        unknown = sorted(str(name) for name in saved.keys() - set(_names()))
         if missing or unknown:
             raise IncompatibleStateError(
                 f"The saved progress does not fit (missing: {missing or 'none'}, unknown: {unknown or 'none'}).",
@@ -58,8 +58,8 @@ class Progress:
             setattr(self, name, value)
 
 
-def _names() -> set[str]:
-    return {field.name for field in fields(Progress)}
+def _names() -> tuple[str, ...]:
+    return tuple(field.name for field in fields(Progress))
 
 
 def _whole(name: str, value: object) -> int:

@@ -35,6 +35,7 @@ MAX_GATHERED = 200_000
 """Parameters times ranks up to which ranks tell each other what they hold, to measure how far the weights move."""
 LAST_WRITES_SECONDS = 30.0
 """How long the end of a run waits for traces that are being written."""
+_PARTIAL = "A part of it was taken: this is another run, and nothing says what it would have done."
 _MIGRATED = "What was saved was migrated: this is not the run that went on, and need not do what that did."
 
 _CLOCK = SystemClock()
@@ -138,8 +139,8 @@ class Recording:
         if not self._steps:
             return
         self._report, self._source = report, source
-        if source.only is not None:  # what it goes on with is another training
-            report.proof = Proof("no_trace")
+        if source.only is not None:
+            report.proof = Proof("no_trace", notes=(_PARTIAL,))
             return
         said = self._meeting.led("trace", lambda: self._read_control(report, source))
         self._control = None if said is None else Trace.from_json(said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,14 +79,11 @@ class ResumeReport:
     proof: Proof | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return it as what JSON has; numbers that are not finite are text, such as `NaN`."""
         plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         plain["passed_over"] = [dataclasses.asdict(each) for each in self.passed_over]
         plain["proof"] = None if self.proof is None else self.proof.as_json()
-        return {
-            name: list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
-            for name, value in plain.items()
-        }
+        return {name: _plain(value) for name, value in plain.items()}
 
     def table(self) -> str:
         """Return it for people, a line for each thing that can be said."""
@@ -111,6 +109,16 @@ class ResumeReport:
         ]
         width = max(len(name) for name, _ in lines)
         return "\n".join(f"{name:{width}}  {value}" for name, value in lines)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _shown(parallelism: Mapping[str, int]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckptstore import CheckpointStore
-from ckptstore.errors import IntegrityError, ResumeError
+from ckptstore.errors import IntegrityError, InvalidInputError, ResumeError
 from ckptstore.training.flow import Asked, Flow
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.report import PassedOver, ResumeReport
@@ -24,10 +26,13 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
         ResumeError: There are checkpoints and none is whole, or what was restored is not what was saved.
         IntegrityError: The log is damaged, or the one that was asked for.
         DisagreementError: A rank did not come, or was built otherwise.
+        InvalidInputError: `only` names what the state does not have, or what each rank has for itself.
     """
+    _check_only(state, asked.only)
     store = meeting.all_do("open", asked.open)
     candidates = meeting.led("candidates", lambda: _candidates(store, asked))
     passed_over: list[PassedOver] = []
+    untouched = True
     for seq in candidates:
         flow = Flow(state, asked, meeting, store, store.get(seq=seq))
         try:
@@ -37,17 +42,35 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
                 raise
             at = flow.checkpoint
             passed_over.append(PassedOver(at.checkpoint_id, at.seq, at.global_step, error.message))
+            untouched = untouched and error.facts.get("untouched", True) is True
             continue
         report.passed_over = tuple(passed_over)
         report.steps_lost = _steps_lost(passed_over, report.global_step)
         return report
     if passed_over:
+        mixed = "" if untouched else " The state may hold a mixture of them now: build it anew before it trains."
         raise ResumeError(
-            f"None of the {len(passed_over)} checkpoints of {store.url} is whole: {passed_over[0].reason}",
+            f"None of the {len(passed_over)} checkpoints of {store.url} is whole: {passed_over[0].reason}{mixed}",
             hint=f"Run `ckptstore verify {store.url} --all --level full`.",
             damaged=[each.checkpoint_id for each in passed_over],
+            untouched=untouched,
         )
     return ResumeReport(world_size=meeting.world_size)
+
+
+def _check_only(state: TrainingState, only: Sequence[str] | None) -> None:
+    if only is None:
+        return
+    known = {*state.parts, *(name.partition(".")[0] for name in state.parts)}
+    if unknown := sorted({*only} - known):
+        raise InvalidInputError(
+            f"only= names {', '.join(unknown)[:200]}, which cannot be taken: the state has no such part, or each rank "
+            "has its own.",
+            hint=f"Name some of {', '.join(state.parts)}.",
+            unknown=unknown,
+        )
+    if not only:
+        raise InvalidInputError("only=() takes nothing.", hint=f"Name some of {', '.join(state.parts)}.")
 
 
 def _candidates(store: CheckpointStore, asked: Asked) -> list[int]:

@@ -174,8 +174,8 @@ class Program:
         self.seen["loss"], self.seen["ids"] = 0.0, []
         return seen
 
-    def train(self, until, checkpointer, *, save_at=None, after_first_batch=None):
-        """Train to a global step; save once, at a step and micro-step, which is inside of an epoch's loop."""
+    def train(self, until, checkpointer, *, save_at=(), after_first_batch=None):
+        """Train to a global step; save at these steps and micro-steps, inside of an epoch's loop."""
         while self.progress.global_step < until:
             for batch in self.loader():
                 if after_first_batch is not None:
@@ -183,7 +183,7 @@ class Program:
                     after_first_batch = None
                 if self.micro(batch):
                     checkpointer.observe(**self.step())
-                if (self.progress.global_step, self.micro_step) == save_at:
+                if (self.progress.global_step, self.micro_step) in save_at:
                     checkpointer.save()
                 if self.progress.global_step == until:
                     break
@@ -199,5 +199,5 @@ def save_in_the_middle(url, **how):
     """Save between two micro-steps, in the middle of an epoch, and go on until its trace is whole."""
     program = Program(**how)
     with Checkpointer(url, program.state, proof_steps=PROOF_STEPS) as checkpointer:
-        program.train(5 + PROOF_STEPS, checkpointer, save_at=(5, 1))
+        program.train(5 + PROOF_STEPS, checkpointer, save_at=[(5, 1)])
     return program

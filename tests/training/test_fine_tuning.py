@@ -20,7 +20,13 @@ def base_at(url):
     torch.manual_seed(7)
     model, progress = network(), Progress()
     optimizer = torch.optim.AdamW(model.parameters())
-    state = TrainingState(model=model, optimizer=optimizer, progress=progress, fingerprints={"data": {"of": "waves"}})
+    state = TrainingState(
+        model=model,
+        optimizer=optimizer,
+        progress=progress,
+        fingerprints={"data": {"of": "waves"}},
+        precision={"autocast": torch.bfloat16},
+    )
     with Checkpointer(url, state, background=False, proof_steps=1) as checkpointer:
         for step in range(4):
             loss = model(torch.ones(1, 4)).square().sum()

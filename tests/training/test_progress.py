@@ -18,6 +18,10 @@ def test_progress_comes_back_from_json_into_the_same_object():
     assert progress == Progress(global_step=2**40, epoch=3, micro_step=1, consumed_samples=7)
 
 
+def test_counters_come_in_one_order_whatever_the_process_hashes_by():
+    assert list(Progress().as_json()) == ["global_step", "epoch", "micro_step", "consumed_samples"]
+
+
 def test_a_loop_counts_with_it():
     progress = Progress()
     progress.global_step += 1

@@ -1,0 +1,221 @@
+"""Kill a training at every file that it makes, renames or removes, by `ckpt-chaos`, which knows nothing of ckptstore.
+
+Each point is a run that is killed there and a second one that goes on: it must start from the newest commit that is in
+the log, and end with the weights of a run that nothing disturbs. `before`: killed before the file is touched; `torn`:
+the file is cut in half (which the tool does to what `torch.save` and `open` write, here the last weights); `term`:
+SIGTERM, and killed five seconds later if it still runs. A point at which the first run ended well shows nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results
+from benchmarks.arguments import count
+
+ROOT = Path(__file__).parents[1]
+MODES = ("before", "torn", "term")
+SMALL = ("--steps", "4", "--every", "2", "--workers", "0")
+"""Two saves: that keeps the points few. Workers fetch samples and touch no file."""
+ALL = 1000
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is killed, and where.
+
+    Args:
+        script: How Python is told to run it.
+        ranks: How many processes it has.
+        killed: Which of them.
+    """
+
+    script: tuple[str, ...]
+    ranks: int = 1
+    killed: int = 0
+
+    @property
+    def options(self) -> list[str]:
+        """What the tool is told of it."""
+        return ["--ranks", str(self.ranks), "--crash-rank", str(self.killed)] if self.ranks > 1 else []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process finds in its environment. The tool reads there whom to kill, and does not write it."""
+        return {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "RES_OPTIONS": "timeout:1 attempts:1",  # torch asks for the name of each peer
+            "CKPT_CHAOS_CRASH_RANK": str(self.killed),
+        }
+
+
+_PLAIN, _RANKS = ("examples/train_plain.py",), ("-m", "benchmarks.chaos_ranks")
+VARIANTS = {
+    "one process": Variant(_PLAIN),
+    "two ranks, rank 0 killed": Variant(_RANKS, ranks=2),
+    "two ranks, rank 1 killed": Variant(_RANKS, ranks=2, killed=1),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """What became of one.
+
+    Args:
+        label: Number, kind and name of the file event, and the mode; names without what is drawn anew in each run.
+        mode: How it was killed; "" for the run that nothing disturbs.
+        verdict: The tool's.
+        newest, resumed: Slots of the log: the newest when it was killed, and what the second run went on from.
+        crashed: The first run did not end well, as it was to be.
+        planned: It was killed at the same event as the first time that the events were counted, but for drawn names.
+    """
+
+    label: str
+    mode: str
+    verdict: str
+    newest: int
+    resumed: int | None
+    crashed: bool
+    planned: bool
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What one call of the tool ended in.
+
+    Args:
+        code: Its exit code: 0 if no verdict is bad.
+        points: Those at which something was killed.
+        control: The verdict on a run that nothing disturbs.
+        output: What it printed.
+        command: What it was told.
+    """
+
+    code: int
+    points: list[Point]
+    control: str
+    output: str
+    command: list[str] = field(default_factory=list)
+
+
+def main(argv: list[str]) -> int:
+    """Run the tool; return 1 if a verdict is bad."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks chaos", description=__doc__)
+    parser.add_argument("--points", type=count, default=ALL, help="so many at most of each variant. [all]")
+    parser.add_argument("--jobs", type=count, default=2, help="points at a time. [2]")
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="instead of benchmarks/results")
+    given = parser.parse_args(argv)
+    rows, bad = [], 0
+    for name, variant in VARIANTS.items():
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="ckptstore-chaos-") as folder:
+            ended = killed_everywhere(variant, Path(folder) / "work", points=given.points, jobs=given.jobs)
+        row = counted(name, ended) | {"seconds": round(time.monotonic() - began)}
+        rows.append(row)
+        bad += ended.code != 0
+        print(ended.output if ended.code else "", {key: row[key] for key in row if key not in ("list", "command")})
+    about = {"modes": MODES, "points": given.points, "jobs": given.jobs, "setting": SMALL}
+    print(results.write("chaos", rows, about=about, folder=given.results))
+    return 1 if bad else 0
+
+
+def killed_everywhere(variant: Variant, work: Path, *, points: int = ALL, jobs: int = 2) -> Ended:
+    """Let the tool kill `variant` at its file events, evenly chosen if there are more than `points`.
+
+    Args:
+        variant: What is killed.
+        work: A folder that does not exist; runs are made there.
+        points: For all modes together.
+        jobs: Points at a time.
+    """
+    options = {
+        "--checkpoint-glob": "{out}/run/log/*.json",
+        "--step-regex": r"resumed from seq (\d+)",
+        "--result-file": "{out}/final.pt",
+        "--modes": ",".join(MODES),
+        "--max-points": str(points),
+        "--jobs": str(jobs),
+        "--fail-on": "HARD_FAIL,SILENT_DIVERGENCE,LOST_WORK,CONTROL_FAIL",
+    }
+    told = ["run", "--ckpt-ignore-size", *(word for pair in options.items() for word in pair), *variant.options]
+    script = [*variant.script, "{out}/run", "--final", "{out}/final.pt", *SMALL]
+    command = [sys.executable, "-m", "ckpt_chaos", *told, "--work", str(work), "--", sys.executable, *script]
+    done = subprocess.run(  # (the limit is above what all points take)
+        command, cwd=ROOT, env=variant.environment, check=False, capture_output=True, text=True, timeout=4 * 3600
+    )
+    found = list(_points(work, variant.killed))
+    return Ended(
+        done.returncode,
+        [point for point in found if point.mode],
+        next((point.verdict for point in found if not point.mode), "none"),
+        done.stdout + done.stderr,
+        ["ckpt-chaos", *told, "--", "python", *script],
+    )
+
+
+def _points(work: Path, rank: int) -> list[Point]:
+    from ckpt_chaos.runner import rejudge  # noqa: PLC0415  (who does not run this need not have it)
+
+    planned = _events(work / "reference", rank)
+    found = []
+    folders = {folder.name: folder for folder in work.glob("pt_*")}
+    for order, row in enumerate(rejudge(work)):
+        label, at = _undrawn(row.label), re.match(r"#(\d+) .*\[(\w+)\]$", row.label)
+        seen = _events(folders[f"pt_{order:03d}"], rank) if at else {}
+        number = int(at[1]) if at else 0
+        found.append(
+            Point(
+                label=label,
+                mode=at[2] if at else "",
+                verdict=row.verdict,
+                newest=row.outcome.newest_complete_step,
+                resumed=row.outcome.resumed_from_step,
+                crashed=row.crashed,
+                planned=seen.get(number) == planned.get(number),
+            )
+        )
+    return found
+
+
+def _events(folder: Path, rank: int) -> dict[int, str]:
+    """Return the file events of a run by their numbers, without what is drawn anew in each run."""
+    path = folder / f"events.log.rank{rank}"
+    lines = [line.split("\t") for line in path.read_text().splitlines()] if path.exists() else []
+    return {int(number): _undrawn(f"{kind}:{name}") for number, kind, name, _ in lines}
+
+
+def _undrawn(text: str) -> str:
+    return re.sub(r"[0-9a-f]{32}", "*", text)
+
+
+def counted(name: str, ended: Ended) -> dict[str, Any]:
+    """Return one row of the report."""
+    verdicts: Mapping[str, int] = Counter(point.verdict for point in ended.points)
+    return {
+        "variant": name,
+        "points": len(ended.points),
+        **{mode: sum(point.mode == mode for point in ended.points) for mode in MODES},
+        "verdicts": dict(verdicts),
+        "control": ended.control,
+        "did_not_crash": [point.label for point in ended.points if not point.crashed],
+        "at_another_event": [point.label for point in ended.points if not point.planned],
+        "command": " ".join(ended.command),
+        "list": [
+            f"{point.label}: newest {point.newest}, resumed from {point.resumed}, {point.verdict}"
+            for point in ended.points
+        ],
+    }
