@@ -13,16 +13,6 @@ from ckptstore.testing.simulated import ManualClock
 from ckptstore.training.signals import STOPPING, Signals
 
 
-@pytest.fixture(autouse=True)
-def handlers():
-    """Put back what stands; nothing of a test stays."""
-    numbers = (*STOPPING, signal.SIGUSR2, signal.SIGCHLD)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.fixture
 def heard():
     """The signals that a handler of somebody else's heard."""
