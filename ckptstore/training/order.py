@@ -19,7 +19,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-NAME = " ".join(("ckptstore", "order/1"))
+NAME = "ckptstore order/1"
 """What this order is called, in states too. Another order gets another name."""
 
 ROUNDS = 64
