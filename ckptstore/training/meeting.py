@@ -159,18 +159,26 @@ class Meeting:
 
         The first use makes it, which is collective.
         """
-        if self.world_size == 1:
+        return None if self.world_size == 1 else self._made(self._members)
+
+    @property
+    def alone_in(self) -> dist.ProcessGroup | None:
+        """A group of this process alone, for a save in the background while others run; None: none is needed."""
+        if self.world_size > 1 or self.given is not None or not (dist.is_available() and dist.is_initialized()):
             return None
+        return self._made((dist.get_rank(),))
+
+    def _made(self, members: tuple[int, ...] | None) -> dist.ProcessGroup:
         default: dist.ProcessGroup = dist.distributed_c10d._get_default_group()  # noqa: SLF001  (it has no public name)
-        made = _groups.get(self._members)
+        made = _groups.get(members)
         if made is None or made[0] is not default:
             group = dist.new_group(
-                self._members,
-                timeout=self.peers.store.timeout,  # the launch's own, not torch's half an hour
+                members,
+                timeout=None if self.peers.store is None else self.peers.store.timeout,  # the launch's, not torch's own
                 backend="gloo",
-                use_local_synchronization=self._members is not None,
+                use_local_synchronization=members is not None,
             )
-            made = _groups[self._members] = default, cast("dist.ProcessGroup", group)
+            made = _groups[members] = default, cast("dist.ProcessGroup", group)
         return made[1]
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.distributed.tensor import DTensor
@@ -86,9 +85,11 @@ def save(
         documents=documents,
     )
     plain = captured.state_dict(meeting.rank, differing=differing, without=without)
-    way: Callable[..., Any] = sw.async_save if background else sw.save
-    future = way(plain, checkpoint_id=name, storage_writer=writer)
-    return future if background else None
+    if background:
+        return sw.async_save(plain, checkpoint_id=name, storage_writer=writer, process_group=meeting.alone_in)
+    group, alone = meeting.given, meeting.is_alone
+    sw.save(plain, checkpoint_id=name, storage_writer=writer, process_group=group, no_dist=alone)
+    return None
 
 
 _told: WeakKeyDictionary[TrainingState, tuple[str, Documents]] = WeakKeyDictionary()

@@ -551,3 +551,25 @@ def test_all_ranks_stop_at_one_step_whoever_was_asked(gang, tmp_path, by, step, 
         assert (said.reason, said.global_step, said.saved) == (f"SIGUSR1 on rank {by or 0}", step, True)
     assert ended[0][1].newest_seq == CheckpointStore.open(tmp_path).latest().seq
     assert steps(tmp_path) == [step, 3]
+
+
+def save_apart(root, background):
+    """Save on rank 1 of a half, and on each rank of the other half alone; return the steps that it resumes from."""
+    rank = dist.get_rank()
+    pair = dist.new_group([0, 1])
+    mine = {"process_group": pair} if rank < 2 else {"allow_one_rank": True}
+    place = root if rank < 2 else f"{root}/{rank}"
+    resumed = []
+    for _ in range(2):
+        run = Run(place, every_steps=2, background=background, **mine)
+        with run.checkpointer as checkpointer:
+            resumed.append(checkpointer.resume().global_step)
+            run.until(3 + (rank == 2))  # who is alone is in nobody's step
+    return resumed, run.tiny.progress.global_step
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_some_ranks_of_a_job_may_be_a_run_and_one_may_be_alone(gang, tmp_path, background):
+    ended = gang.values(3, save_apart, str(tmp_path), background)
+    assert ended == [([None, 2], 3), ([None, 2], 3), ([None, 4], 4)]
+    assert (steps(tmp_path), steps(tmp_path / "2")) == ([2], [4, 2])
