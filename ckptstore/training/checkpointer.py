@@ -162,6 +162,11 @@ class Checkpointer:
         """Whether the run was asked to stop, and all ranks know: there is little time, so save without validating."""
         return self._ending.grace is not None
 
+    @property
+    def meeting(self) -> Meeting:
+        """The ranks that save and resume together."""
+        return self._meeting
+
     def resume(  # noqa: PLR0913  (a face takes written-out keywords)
         self,
         *,
