@@ -141,7 +141,13 @@ class Checkpointer:
             observer=observer,
         )
         self._recording = Recording(
-            state, self._own, self._meeting, steps=proof_steps, tolerances=tolerances, observer=observer
+            state,
+            self._own,
+            self._meeting,
+            steps=proof_steps,
+            tolerances=tolerances,
+            observer=observer,
+            clock=self._clock,
         )
         self._ending = Ending(
             self._meeting,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from ckptstore.errors import DisagreementError
+from ckptstore.errors import DisagreementError, InvalidInputError
 from ckptstore.format.canonical import canonical_json
 from ckptstore.format.checksum import hexdigest
 from storage_writers import agreement, ranks
@@ -20,6 +21,17 @@ R = TypeVar("R")
 
 LONGEST_WORK_SECONDS = 3600.0
 """What a rank may do while the others wait: verify every byte of a checkpoint, say."""
+LITTLE_WORK_SECONDS = 5.0
+"""The same, where a question asks for what a rank knows already."""
+MAX_SUMMED = 32
+"""Slots of the message of `sums`: one for each float, two for each integer. It has always this length: the transport
+would end the process if ranks sent messages of different lengths."""
+
+ANY_CALL = "due, save, wait, close or resume"
+"""Of a run: what tells ranks of signals."""
+
+_SMALL = 2**16
+"""What names a call is below this, so that sums of its squares are exact for two million ranks."""
 
 
 class Meeting:
@@ -57,30 +69,58 @@ class Meeting:
         """How many meet."""
         return self.peers.world_size
 
-    def decide(self, what: str, mine: Callable[[], T], judge: Callable[[Sequence[T]], R]) -> R:
+    def decide(
+        self,
+        what: str,
+        mine: Callable[[], T],
+        judge: Callable[[Sequence[T]], R],
+        *,
+        longest: float = LITTLE_WORK_SECONDS,
+        seconds: float | None = None,
+    ) -> R:
         """Let every rank do its part and rank 0 judge; return the answer, or raise the same error, on all.
 
         Args:
             what: Names the question.
             mine: This rank's part.
             judge: Looks at all parts, by rank.
+            longest: How long these may take. If that is long, the ranks meet before: who is missing is named soon.
+            seconds: How long a rank that does not come is waited for; by default as long as by all questions.
 
         Raises:
             DisagreementError: A rank did not come.
             CkptStoreError: What `judge`, or `mine` on some rank, raised.
         """
+        patience = self.seconds if seconds is None else seconds
+        if longest > LITTLE_WORK_SECONDS and not self.is_alone:
+            self.decide(f"{what}/here", lambda: None, lambda _: None, longest=0.0, seconds=patience)
         peers = dataclasses.replace(self.peers, channel=f"{self.peers.channel}/training/{what}")
-        seconds = self.seconds + agreement.work_seconds(peers, longest=LONGEST_WORK_SECONDS)
-        return agreement.agree(peers, mine, judge, seconds=seconds)
+        return agreement.agree(
+            peers,
+            mine,
+            judge,
+            seconds=patience + agreement.work_seconds(peers, longest=min(longest, LONGEST_WORK_SECONDS)),
+        )
 
-    def led(self, what: str, work: Callable[[], R]) -> R:
-        """Let rank 0 do `work`, and return what it returned, or raise what it raised, on all ranks."""
-        return cast("R", self.decide(what, lambda: work() if self.rank == 0 else None, lambda parts: parts[0]))
+    def led(
+        self,
+        what: str,
+        work: Callable[[], R],
+        *,
+        longest: float = LONGEST_WORK_SECONDS,
+        seconds: float | None = None,
+    ) -> R:
+        """Let rank 0 do `work`, and return what it returned, or raise what it raised, on all ranks: see `decide`."""
 
-    def all_do(self, what: str, work: Callable[[], T]) -> T:
-        """Do `work` on every rank; if it fails on one, raise that on all."""
+        def mine() -> R | None:
+            return work() if self.rank == 0 else None
+
+        return cast("R", self.decide(what, mine, lambda parts: parts[0], longest=longest, seconds=seconds))
+
+    def all_do(self, what: str, work: Callable[[], T], *, longest: float = LONGEST_WORK_SECONDS) -> T:
+        """Do `work` on every rank; if it fails on one, raise that on all: see `decide`."""
         done: list[T] = []
-        self.decide(what, lambda: done.append(work()), lambda _: None)
+        self.decide(what, lambda: done.append(work()), lambda _: None, longest=longest)
         return done[0]
 
     def gathered(self, what: str, mine: Mapping[str, Any], *, digest: str) -> dict[str, Any] | None:
@@ -119,7 +159,9 @@ class Meeting:
 
         return self.decide(f"{what}/whole", lambda: names, judge)
 
-    def sums(self, floats: Sequence[float], integers: Sequence[int] = ()) -> tuple[list[float], list[int]]:
+    def sums(
+        self, floats: Sequence[float], integers: Sequence[int] = (), *, what: str = ANY_CALL, at: int = 0
+    ) -> tuple[list[float], list[int]]:
         """Add numbers up over the ranks; the sum of integers is modulo 2^64. Collective, one exchange in all.
 
         Unlike `decide` it waits as long as the group's own time-out: ranks may be far apart in a step.
@@ -127,14 +169,34 @@ class Meeting:
         Args:
             floats: As many on every rank.
             integers: The same.
+            what: Names the call that needs them, for people.
+            at: Which of these calls it is: a step, say.
 
         Raises:
-            DisagreementError: A rank is gone, or did not come within the group's time-out.
+            InvalidInputError: These are too many numbers.
+            DisagreementError: A rank is in another call, on all ranks; it is gone, or did not come within the group's
+                time-out.
         """
         if self.world_size == 1:
             return list(floats), list(integers)
         halves = [half for each in integers for half in (each & 0xFFFFFFFF, (each >> 32) & 0xFFFFFFFF)]
-        added = torch.tensor([*floats, *halves], dtype=torch.float64)  # which holds sums of halves exactly
+        call = f"{what} ({len(floats)} + {len(integers)} numbers, at {at})"
+        names = [zlib.crc32(f"{what}/{len(floats)}/{len(integers)}".encode()) % _SMALL, at % _SMALL]
+        used = len(floats) + len(halves)
+        if used > MAX_SUMMED:
+            raise InvalidInputError(f"{used} slots of numbers; {MAX_SUMMED} are sent.", hint="Add them up in parts.")
+        slots = [*floats, *halves, *[0.0] * (MAX_SUMMED - used)]
+        summed = self._added([*names, *(each * each for each in names), *slots])
+        for total, squares in zip(summed[:2], summed[2:4], strict=True):
+            if total * total != squares * self.world_size:  # which they are if and only if all are equal
+                self.decide("apart", lambda: call, _refuse_apart)
+        summed = summed[4:]
+        pairs = [int(half) for half in summed[len(floats) : used]]
+        whole = [(pairs[2 * at] + (pairs[2 * at + 1] << 32)) % 2**64 for at in range(len(integers))]
+        return summed[: len(floats)], whole
+
+    def _added(self, numbers: Sequence[float]) -> list[float]:
+        added = torch.tensor(numbers, dtype=torch.float64)  # which holds sums of halves exactly
         try:
             dist.all_reduce(added, group=self.group)
         except RuntimeError as error:
@@ -144,10 +206,7 @@ class Meeting:
                 hint="Look for the first rank that failed; all ranks must make the same calls in the same order.",
                 rank=self.rank,
             ) from error
-        summed = added.tolist()
-        pairs = [int(half) for half in summed[len(floats) :]]
-        whole = [(pairs[2 * at] + (pairs[2 * at + 1] << 32)) % 2**64 for at in range(len(integers))]
-        return summed[: len(floats)], whole
+        return cast("list[float]", added.tolist())
 
     @property
     def _members(self) -> tuple[int, ...] | None:
@@ -189,6 +248,15 @@ _groups: dict[tuple[int, ...] | None, tuple[dist.ProcessGroup, dist.ProcessGroup
 def digest_of(said: Mapping[str, Any]) -> str:
     """Return what tells JSON values apart."""
     return hexdigest(canonical_json(said, what="What a rank says"))
+
+
+def _refuse_apart(calls: Sequence[str]) -> None:
+    shown = "; ".join(f"rank {rank}: {call}" for rank, call in [*enumerate(calls)][:20])
+    raise DisagreementError(
+        f"Ranks are in different calls: {shown}.",
+        hint="Make the same calls in the same order on every rank, at the same steps.",
+        calls={str(rank): call for rank, call in enumerate(calls)},
+    )
 
 
 def _union(what: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import storage_writers as sw
-from ckptstore.clock import SystemClock
+from ckptstore.clock import Clock
 from ckptstore.errors import CkptStoreError, InvalidInputError
 from ckptstore.events import Observer, tell
 from ckptstore.training.batches import batch_digest, combined
@@ -28,18 +28,17 @@ from ckptstore.training.report import ResumeReport
 from ckptstore.training.state import TrainingState
 from ckptstore.training.tolerances import Tolerances
 from ckptstore.training.trace import Conditions, Observation, Trace
-from ckptstore.training.update_norm import Pieces, UpdateNorm
+from ckptstore.training.update_norm import UpdateNorm
 
 MAX_WINDOWS = 4
 """Saves whose steps are recorded at once: of more, the first is recorded for fewer steps. And writes at once."""
-MAX_GATHERED = 200_000
-"""Parameters times ranks up to which ranks tell each other what they hold, to measure how far the weights move."""
 LAST_WRITES_SECONDS = 30.0
 """How long the end of a run waits for traces that are being written."""
 _PARTIAL = "A part of it was taken: this is another run, and nothing says what it would have done."
 _MIGRATED = "What was saved was migrated: this is not the run that went on, and need not do what that did."
+_ELSEWHERE = "The checkpoint is another run's, and nothing is written there."
+_UNKNOWN = "it is not known whether its save was committed"
 
-_CLOCK = SystemClock()
 _log = logging.getLogger("ckptstore.training")
 
 
@@ -83,9 +82,10 @@ class Recording:
         steps: How many steps a window has; 0: nothing is recorded or compared.
         tolerances: By default the strictest that are honest.
         observer: Hears of proofs.
+        clock: Of what the end of a run waits for.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (of one caller)
         self,
         state: TrainingState,
         asked: Asked,
@@ -94,19 +94,22 @@ class Recording:
         steps: int,
         tolerances: Tolerances | None,
         observer: Observer,
+        clock: Clock,
     ) -> None:
         self._state, self._asked, self._meeting = state, asked, meeting
-        self._steps, self._tolerances, self._observer = steps, tolerances, observer
+        self._steps, self._tolerances, self._observer, self._clock = steps, tolerances, observer, clock
         self._saves: deque[_Window] = deque()
-        self._uncommitted: deque[_Window] = deque(maxlen=MAX_WINDOWS)
+        self._uncommitted: deque[_Window] = deque()
         """On rank 0: those that are over, whose commit is not known yet."""
         self._resumed: _Window | None = None
         self._control: Trace | None = None
         self._report: ResumeReport | None = None
         self._source: Asked | None = None
         self._norm: UpdateNorm | None = None
-        self._has_norm = True
         self._is_observed = True
+        """On this rank, since it was found that nobody observes."""
+        self._differs = False
+        """On rank 0: the comparison can be ended."""
         self._writes: list[tuple[str, threading.Thread]] = []
 
     def begin(self, name: str, future: sw.SaveFuture | None, *, seq: int | None) -> None:
@@ -118,15 +121,17 @@ class Recording:
             seq: Its slot, if it has ended, on rank 0.
         """
         self._write_committed()
+        observing = self._observing("save")
         if not self._steps or (future is not None and future.skipped):
             return
         window = _Window(self._state.progress.global_step, name, future if self._meeting.rank == 0 else None, seq)
         before = self._saves[-1] if self._saves else None
         if before is not None and not before.observations and before.start_step < window.start_step:
-            self._is_observed = False
-        if not self._is_observed:  # nobody tells how steps go: nothing is measured for that
-            self._saves.clear()
-            self._stop_measuring()
+            self._is_observed = observing = False
+        if not observing:  # somebody does not tell how steps go: nothing is measured for that
+            self._close(self._saves)
+            if self._resumed is None:
+                self._stop_measuring()
             return
         self._start_measuring()
         if len(self._saves) == MAX_WINDOWS:
@@ -135,8 +140,10 @@ class Recording:
 
     def follow(self, report: ResumeReport, source: Asked) -> None:
         """Compare the steps after this resume with those that were recorded with its checkpoint. Collective."""
+        self._observing("resume")
         self._close(self._saves)
         self._resumed = self._control = None
+        self._differs = False
         if not self._steps:
             return
         self._report, self._source = report, source
@@ -151,6 +158,16 @@ class Recording:
         self._start_measuring()
         self._resumed = _Window(self._state.progress.global_step, report.checkpoint_id or "")
 
+    def _observing(self, what: str) -> bool:
+        """Return whether all ranks observe, and see that all record as many steps. Collective."""
+        said = [float(self._is_observed)]
+        (observing,), _ = self._meeting.sums(said, what=f"{what} with proof_steps={self._steps}", at=self._at)
+        return observing == self._meeting.world_size
+
+    @property
+    def _at(self) -> int:
+        return self._state.progress.global_step
+
     def _read_control(self, report: ResumeReport, source: Asked) -> Any:
         try:
             said = source.open().get(seq=report.seq).trace()
@@ -160,11 +177,12 @@ class Recording:
             return None
 
     def observe(self, loss: Any, grad_norm: Any, batch_ids: Iterable[Any] | None) -> None:
-        """Take what a step was like into the open windows. Collective while one is open, and nothing else then.
+        """Take what a step was like into the open windows. Collective while one is open.
 
         Raises:
-            InvalidInputError: A number is none, on some rank; or some ranks say what others do not. On all ranks.
-            DisagreementError: A rank did not come.
+            InvalidInputError: A number is none, on some rank; or some ranks say what others do not. On all ranks while
+                a window is open; else ranks ask each other nothing, and it is raised where it is wrong.
+            DisagreementError: A rank did not come, is at another step, or in another call. On all ranks.
         """
         self._is_observed = True
         if self._uncommitted:
@@ -173,11 +191,11 @@ class Recording:
         if not open_ones:
             _check(self._state.progress.micro_step, loss, grad_norm)
             return
-        observation = self._observed(loss, grad_norm, batch_ids)
+        observation, differs = self._observed(loss, grad_norm, batch_ids)
         for window in open_ones:
             window.add(observation)
         if self._resumed is not None:
-            self._compare(self._resumed)
+            self._go_on(self._resumed, differs=differs)
         self._close(window for window in self._saves if len(window.observations) >= self._steps)
         if not self._saves and self._resumed is None:
             self._stop_measuring()
@@ -188,32 +206,53 @@ class Recording:
         Args:
             seconds: How long it waits for what is being written; None: as long as it does at the end of a run.
         """
+        seconds = LAST_WRITES_SECONDS if seconds is None else seconds
+        until = self._clock.monotonic() + seconds
         self._close(self._saves)
         if self._resumed is not None:
-            self._compare(self._resumed, is_last=True)
+            window = self._resumed
+            try:
+                proof = self._meeting.led(
+                    "last proof",
+                    lambda: self._proof(window),
+                    longest=0.0,
+                    seconds=min(self._meeting.seconds, max(0.0, seconds / 4)),
+                )
+            except CkptStoreError as error:
+                _log.warning("The proof of %s is this rank's alone: %s", window.name, error)
+                proof = self._proof(window)
+            self._end_with(proof, window)
         self._stop_measuring()
-        until = _CLOCK.monotonic() + (LAST_WRITES_SECONDS if seconds is None else seconds)
         for name, thread in self._writes:
-            thread.join(max(0.0, until - _CLOCK.monotonic()))
+            thread.join(max(0.0, until - self._clock.monotonic()))
             if thread.is_alive():
                 self._tell_failed(name, "it was not written in time")
         self._writes = []
+        self._write_committed()
+        while self._uncommitted:
+            self._tell_failed(self._uncommitted.popleft().name, _UNKNOWN)
 
-    def _observed(self, loss: Any, grad_norm: Any, batch_ids: Iterable[Any] | None) -> Observation:
-        """Return what all ranks together say of a step; what is wrong on one is raised on all."""
+    def _observed(self, loss: Any, grad_norm: Any, batch_ids: Iterable[Any] | None) -> tuple[Observation, bool]:
+        """Return what all ranks together say of a step, and whether a comparison can be ended, as rank 0 knows.
+
+        What is wrong on one rank is raised on all.
+        """
         failed: list[Exception] = []
         try:
             mine, digest, samples = self._mine(loss, grad_norm, batch_ids)
         except Exception as error:  # noqa: BLE001  (raised below, where the others hear of it)
             failed.append(error)
-            mine, digest, samples = Observation(self._state.progress.global_step, 0.0), 0, 0
+            mine, digest, samples = Observation(self._at, 0.0), 0, 0
         says = [bool(failed), grad_norm is not None, batch_ids is not None]
         weight = 1.0 if batch_ids is None else float(samples)
         share = mine.loss * weight if weight else 0.0  # an empty share may have a loss that is no number
         said, (digests, count) = self._meeting.sums(
-            [*map(float, says), share, weight, mine.grad_norm or 0.0, mine.update_norm or 0.0], [digest, samples]
+            [*map(float, says), share, weight, mine.grad_norm or 0.0, mine.update_norm or 0.0, float(self._differs)],
+            [digest, samples],
+            what="observe",
+            at=self._at,
         )
-        failures, have_norms, have_ids, total, weights, norms, squares = said
+        failures, have_norms, have_ids, total, weights, norms, squares, differs = said
         if failures:
             self._meeting.all_do("observe", lambda: _raise(failed))
         for what, have in (("grad_norm", have_norms), ("batch_ids", have_ids)):
@@ -223,23 +262,22 @@ class Recording:
                     hint=f"Pass {what}= on all ranks, or on none; an empty share has batch_ids=[].",
                     field=what,
                 )
-        scales = self._state.scales()
-        return Observation(
-            global_step=mine.global_step,
+        whole = replace(
+            mine,
             loss=total / weights if weights else math.nan,
             grad_norm=norms / self._meeting.world_size if have_norms else None,
-            lr=tuple(self._state.learning_rates()),
-            scale=scales[0] if scales else None,
             batch_digest=combined([digests]) if have_ids else None,
             samples=count if have_ids else None,
-            update_norm=None if self._norm is None else math.sqrt(squares),
+            update_norm=math.sqrt(squares) if self._norm is not None and self._norm.of else None,
         )
+        return whole, differs > 0
 
     def _mine(self, loss: Any, grad_norm: Any, batch_ids: Iterable[Any] | None) -> tuple[Observation, int, int]:
         """Return what this rank says, its `update_norm` still a square; the digest of its samples, and how many."""
         _check(self._state.progress.micro_step, loss, grad_norm)
         moved = None if self._norm is None else self._norm.advance()
-        mine = Observation(self._state.progress.global_step, loss, grad_norm, update_norm=moved)
+        rates, scales = tuple(self._state.learning_rates()), self._state.scales()
+        mine = Observation(self._at, loss, grad_norm, lr=rates, scale=scales[0] if scales else None, update_norm=moved)
         if batch_ids is None:
             return mine, 0, 0
         ids = batch_ids if isinstance(batch_ids, Sized) else list(batch_ids)
@@ -258,21 +296,45 @@ class Recording:
             parallelism=spelled(self._state.parallelism),
         )
 
-    def _compare(self, window: _Window, *, is_last: bool = False) -> None:
+    def _go_on(self, window: _Window, *, differs: bool) -> None:
+        """End a comparison on all ranks as soon as all know that it can be ended. Collective when it does.
+
+        Ranks may see different things, in what they were built of and in their learning rates: rank 0's proof counts.
+        A step that differs is known to the others one step later, if the window is not over before.
+        """
+        assert self._control is not None  # noqa: S101  (its window is open)
+        is_over = len(window.observations) >= min(self._steps, len(self._control.observations))
+        if differs or is_over:
+            self._differs = False
+            proof = self._meeting.led("proof", lambda: self._proof(window), longest=0.0)
+            if is_over or proof.verdict != "too_few_steps":
+                self._end_with(proof, window)
+        elif self._meeting.rank == 0:
+            self._differs = self._proof(window).verdict == "differs"
+
+    def _proof(self, window: _Window) -> Proof:
         assert self._report is not None  # noqa: S101  (its window is open)
         proof = compare(self._control, self._trace(window), steps=self._steps, tolerances=self._tolerances)
-        if self._report.migrated:
-            proof = replace(proof, notes=(*proof.notes, _MIGRATED))
-        if proof.verdict == "too_few_steps" and not is_last:
-            return
-        self._resumed = None
+        notes = [_MIGRATED] if self._report.migrated else []
+        if not self._is_own:
+            notes.append(_ELSEWHERE)
+        return replace(proof, notes=(*proof.notes, *notes))
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether it was this run that was resumed: into the log of another one nothing is written."""
+        return self._source is not None and self._source.url == self._asked.url
+
+    def _end_with(self, proof: Proof, window: _Window) -> None:
+        assert self._report is not None  # noqa: S101  (its window is open)
+        self._resumed, self._differs = None, False
         self._report.proof = proof
         name, seq = window.name, self._report.seq or 0
         tell(self._observer, ProofEnded(name, seq, proof.verdict, proof.resume_loss_delta))
         if self._meeting.rank == 0:
             _log.log(logging.INFO if proof.is_proved else logging.WARNING, "Resume from %s: %s", name, proof.table())
-            if proof.is_proved and self._source is not None:
-                self._write(partial(_prove, self._source, seq, proof.summary()), name)
+            if proof.is_proved and self._is_own:
+                self._write(partial(_prove, self._asked, seq, proof.summary()), name)
 
     def _close(self, windows: Iterable[_Window]) -> None:
         """Let these be over; on rank 0 write each that is, as soon as its save is committed."""
@@ -281,6 +343,8 @@ class Recording:
             if window.observations and self._meeting.rank == 0:
                 self._uncommitted.append(window)
         self._write_committed()
+        while len(self._uncommitted) > MAX_WINDOWS:
+            self._tell_failed(self._uncommitted.popleft().name, _UNKNOWN)
 
     def _write_committed(self) -> None:
         for window in [each for each in self._uncommitted if each.is_settled()]:
@@ -319,22 +383,14 @@ class Recording:
         _log.warning("The trace or the proof of %s was not written: %s", name, reason)
 
     def _start_measuring(self) -> None:
-        """Remember the weights as they are. The first time, ranks tell each other what they hold."""
-        if self._norm is None and self._has_norm:
-            names = self._state.parameters
-            most = self._meeting.decide("sizes", lambda: len(names), lambda sizes: max(sizes))  # noqa: PLW0108  (mypy: `max` is overloaded)
-            self._has_norm = most * self._meeting.world_size <= MAX_GATHERED
-            if self._has_norm:
-                self._norm = UpdateNorm(names, rank=self._meeting.rank, gather=self._gathered)
-        if self._norm is not None:
-            self._norm.start()
+        """Remember the weights as they are. The first time, ranks agree on what is measured."""
+        if self._norm is None:
+            self._norm = UpdateNorm(self._state.parameters, meeting=self._meeting)
+        self._norm.start()
 
     def _stop_measuring(self) -> None:
         if self._norm is not None:
             self._norm.stop()
-
-    def _gathered(self, held: Pieces) -> Sequence[Pieces]:
-        return self._meeting.decide("pieces", lambda: held, list)
 
 
 def _check(micro_step: int, loss: Any, grad_norm: Any) -> None:

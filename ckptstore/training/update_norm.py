@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ckptstore.errors import InvalidInputError
 from ckptstore.format.canonical import canonical_json
 from ckptstore.format.checksum import digest
+from ckptstore.training.meeting import Meeting, digest_of
+
+MAX_GATHERED = 200_000
+"""Parameters times ranks up to which rank 0 is told what each rank holds, where ranks hold different things."""
+
+_NAME_DIGITS = 16
 
 Pieces = Mapping[str, Sequence[Any]]
 """What a rank holds of each parameter: how many elements it has in all, and what names the piece."""
-
-_NAME_DIGITS = 16
+Way = Literal["alike", "gather", "none"]
 
 
 class UpdateNorm:
     """Measures how far a step moved the weights, on a choice of them that is the same on every world size.
 
     Whole parameters are chosen, in an order drawn from their names, as long as they fit into `max_elements`. Where
-    several ranks hold the same piece, the lowest counts it, so that the ranks' numbers add up.
+    several ranks hold the same piece, one counts it, so that the ranks' numbers add up. As a rule ranks hold the same
+    names on one mesh: then digests are all that travels. Else rank 0 chooses; of very many, nothing is measured.
 
     Args:
         names: The parameters by name: plain ones, and DTensors, of which this rank holds a shard.
         max_elements: How many elements are measured, all ranks together. Their values are held twice meanwhile.
-        rank: Of this process, among those that `gather` asks.
-        gather: Returns what every rank passed to it, by rank. Called once, here, on every rank. By default this
-            process is alone.
+        meeting: The ranks, all of which make one; None: this process counts what it has.
 
     Raises:
-        InvalidInputError: A parameter has no values yet.
+        InvalidInputError: A parameter has no values yet, on some rank.
     """
 
     def __init__(
@@ -40,21 +45,30 @@ class UpdateNorm:
         names: Mapping[str, torch.nn.Parameter],
         *,
         max_elements: int = 2**22,
-        rank: int = 0,
-        gather: Callable[[Pieces], Sequence[Pieces]] | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
-        held = {name: [each.numel(), _piece(name, each)] for name, each in names.items() if _moves(each)}
-        everybody: Sequence[Pieces] = [held] if gather is None else gather(held)
-        sizes = {name: int(size) for each in everybody for name, (size, _) in each.items()}
-        self.chosen: tuple[str, ...] = tuple(_choice(sizes, max_elements))
+        ranks = meeting or Meeting(one_rank=True)
+        held: dict[str, list[Any]] = {}
+
+        def mine() -> tuple[str, int]:
+            held.update((name, [each.numel(), _piece(name, each)]) for name, each in names.items() if _moves(each))
+            return _layout({name: names[name] for name in held}, ranks.world_size), len(held)
+
+        way = ranks.decide("layouts", mine, _way)
+        chosen: Mapping[str, int] = {}
+        self.of: str = ""
+        """What names this choice: norms of different choices cannot be compared. Empty: nothing is measured."""
+        if way == "alike":
+            sizes = {name: int(size) for name, (size, _) in held.items()}
+            chosen = {name: _is_first(names[name], ranks) << ranks.rank for name in _choice(sizes, max_elements)}
+            self.of = _name_of_choice([*chosen], sizes)
+        elif way == "gather":
+            chosen, self.of = ranks.decide(
+                "pieces", lambda: held, lambda everybody: _shared_out(everybody, max_elements)
+            )
+        self.chosen: tuple[str, ...] = tuple(chosen)
         """The names of the parameters that are measured, all ranks together."""
-        self.of: str = _name_of_choice(self.chosen, sizes)
-        """What names this choice: norms of different choices cannot be compared."""
-        self._mine = {
-            name: names[name]
-            for name in self.chosen
-            if name in held and rank == min(at for at, each in enumerate(everybody) if each.get(name) == held[name])
-        }
+        self._mine = {name: names[name] for name, counting in chosen.items() if counting >> ranks.rank & 1}
         self._before: dict[str, torch.Tensor] | None = None
 
     def start(self) -> None:
@@ -92,6 +106,53 @@ def _piece(name: str, parameter: torch.Tensor) -> list[Any]:
     coordinate: Sequence[int] = parameter.device_mesh.get_coordinate() or ()
     at = [where for where, placed in zip(coordinate, parameter.placements, strict=False) if not placed.is_replicate()]
     return [str(parameter.placements), list(parameter.device_mesh.shape), at]
+
+
+def _layout(names: Mapping[str, torch.Tensor], world_size: int) -> str:
+    """Return what is the same on all ranks if each knows without asking who counts what; empty: they do not."""
+    meshes: dict[DeviceMesh, list[int]] = {}
+    said: dict[str, list[Any]] = {}
+    for name, each in names.items():
+        said[name] = [each.numel()]
+        if isinstance(each, DTensor) and world_size > 1:
+            mesh = each.device_mesh
+            members = meshes.setdefault(mesh, mesh.mesh.flatten().tolist())
+            if len(members) != world_size or mesh.get_coordinate() is None:
+                return ""
+            said[name] += [str(each.placements), list(mesh.mesh.shape), digest(canonical_json(members)).hex()]
+    return digest_of(said)
+
+
+def _way(layouts: Sequence[tuple[str, int]]) -> Way:
+    if layouts[0][0] and len({layout for layout, _ in layouts}) == 1:
+        return "alike"
+    return "gather" if sum(count for _, count in layouts) <= MAX_GATHERED else "none"
+
+
+def _is_first(parameter: torch.Tensor, ranks: Meeting) -> bool:
+    """Return whether this rank counts its piece, where all ranks have one layout."""
+    if ranks.is_alone:
+        return True
+    if not isinstance(parameter, DTensor):
+        return ranks.rank == 0
+    coordinate: Sequence[int] = parameter.device_mesh.get_coordinate() or ()
+    return not any(
+        where for where, placed in zip(coordinate, parameter.placements, strict=True) if placed.is_replicate()
+    )
+
+
+def _shared_out(everybody: Sequence[Pieces], room: int) -> tuple[dict[str, int], str]:
+    """Return the choice with who counts, the ranks as bits: the lowest of those that hold a piece; and its name."""
+    sizes = {name: int(size) for each in everybody for name, (size, _) in each.items()}
+    chosen: dict[str, int] = {}
+    for name in _choice(sizes, room):
+        counted: set[str] = set()
+        chosen[name] = 0
+        for rank, each in enumerate(everybody):
+            if name in each and (piece := repr(each[name])) not in counted:
+                counted.add(piece)
+                chosen[name] |= 1 << rank
+    return chosen, _name_of_choice([*chosen], sizes)
 
 
 def _moves(parameter: torch.Tensor) -> bool:

@@ -75,6 +75,68 @@ def test_a_rank_that_does_not_come_is_waited_for_as_long_as_the_launch_says(gang
     assert 0.5 < waited < 3
 
 
+def call_apart(other):
+    """Make one call on rank 0 and another on rank 1; return what was raised, and whether ranks can go on."""
+    meeting = Meeting()
+    here = {"what": "observe", "at": 5}
+    said = ([1.0] * 8, [1, 2], here)
+    if dist.get_rank() == 1:
+        said = {"call": ([1.0, 2.0], [], {}), "step": (*said[:2], here | {"at": 6}), "lengths": ([1.0], [1], here)}[
+            other
+        ]
+    with pytest.raises(DisagreementError, match="different calls") as apart:
+        meeting.sums(said[0], said[1], **said[2])
+    return apart.value.facts["calls"], meeting.sums([1.0], [3])
+
+
+@pytest.mark.parametrize(
+    ("other", "says"), [("call", "due, save"), ("step", "at 6"), ("lengths", "observe (1 + 1 numbers")]
+)
+def test_ranks_in_different_calls_are_an_error_that_names_them_on_all(gang, other, says):
+    for calls, after in gang.values(2, call_apart, other):
+        assert calls["0"] == "observe (8 + 2 numbers, at 5)"
+        assert says in calls["1"]
+        assert after == ([2.0], [6])
+
+
+def test_more_numbers_than_a_message_holds_are_a_mistake_of_the_caller(gang):
+    assert gang.values(2, add_up_too_many) == [True, True]
+
+
+def add_up_too_many():
+    with pytest.raises(InvalidInputError, match="33 slots"):
+        Meeting().sums([1.0] * 31, [1])
+    return True
+
+
+def wait_for_one(ask):
+    """Ask on rank 0 only; return how long it waited, and for whom."""
+    meeting = Meeting(seconds=0.3)
+    if dist.get_rank() == 1:
+        return None
+    began = time.monotonic()
+    with pytest.raises(DisagreementError, match="did not come") as missing:
+        getattr(meeting, ask)("something", lambda: None)
+    return time.monotonic() - began, missing.value.facts["missing"]
+
+
+@pytest.mark.parametrize("ask", ["led", "all_do"])
+def test_who_is_missing_is_named_soon_where_the_work_may_take_long(gang, ask):
+    (waited, missing), _ = gang.values(2, wait_for_one, ask)
+    assert missing == [1]
+    assert waited < 3
+
+
+def work_long():
+    meeting = Meeting(seconds=0.2)
+    led = meeting.led("led", lambda: time.sleep(1) or "done")
+    return led, meeting.all_do("all", lambda: time.sleep(0.7 * dist.get_rank()) or dist.get_rank())
+
+
+def test_who_works_longer_than_a_missing_rank_is_waited_for_is_not_missing(gang):
+    assert gang.values(2, work_long) == [("done", 0), ("done", 1)]
+
+
 def gather():
     rank = dist.get_rank()
     meeting = Meeting()

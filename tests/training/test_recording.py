@@ -4,6 +4,7 @@ import itertools
 import math
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ckptstore import CheckpointStore, store
-from ckptstore.errors import AccessDeniedError, CkptStoreError, InvalidInputError
+from ckptstore.errors import AccessDeniedError, CkptStoreError, DisagreementError, InvalidInputError
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.testing.simulated import ManualClock
@@ -321,6 +322,56 @@ def test_a_second_resume_in_one_process_ends_what_was_recorded_of_the_first(url)
     assert traces(url) == {"step-8": [9], "step-4": [5, 6, 7]}
 
 
+def test_a_resume_from_another_run_is_compared_and_nothing_is_written_there(url, tmp_path, events):
+    trained(url, until=10, every_steps=4, proof_steps=2)
+    tiny = Tiny(seed=1)
+    with Checkpointer(tmp_path, tiny.state, proof_steps=2, observer=events.append) as checkpointer:
+        report = checkpointer.resume(source=url)
+        tiny.run(checkpointer, 12)
+    assert (report.global_step, report.proof.verdict) == (8, "proved")
+    assert "another run's" in report.proof.notes[-1]
+    assert CheckpointStore.open(url).latest().proved is None
+    assert [each.verdict for each in events if isinstance(each, ProofEnded)] == ["proved"]
+    assert [each for each in events if isinstance(each, TraceFailed)] == []
+
+
+class NeverKnown:
+    """Of a save that never ends."""
+
+    skipped = False
+    seq = None
+
+    def done(self):
+        return False
+
+
+def test_steps_are_told_to_be_lost_where_it_stays_unknown_whether_their_save_was_committed(url, events):
+    tiny = Tiny()
+    with Checkpointer(url, tiny.state, proof_steps=1, observer=events.append) as checkpointer:
+        for at in range(6):
+            checkpointer._recording.begin(f"save-{at}", NeverKnown(), seq=None)
+            checkpointer.observe(loss=tiny.step())
+        lost = [each.checkpoint_id for each in events if isinstance(each, TraceFailed)]
+        assert lost == ["save-0", "save-1"]
+    failed = [each for each in events if isinstance(each, TraceFailed)]
+    assert [each.checkpoint_id for each in failed] == [f"save-{at}" for at in range(6)]
+    assert {each.reason for each in failed} == {"it is not known whether its save was committed"}
+
+
+def test_who_observes_after_saves_without_it_is_still_compared_with_what_was_resumed(url):
+    trained(url, until=10, every_steps=8, proof_steps=2)
+    tiny = Tiny(seed=1)
+    with Checkpointer(url, tiny.state, proof_steps=2) as checkpointer:
+        report = checkpointer.resume()
+        checkpointer.save(checkpoint_id="a")
+        tiny.step()
+        checkpointer.save(checkpoint_id="b")
+        checkpointer.observe(loss=tiny.step())
+        checkpointer.observe(loss=tiny.step())
+    assert report.proof.verdict == "differs"  # it begins with the second step
+    assert report.proof.differing[0].quantity == "global_step"
+
+
 class Shared:
     """Ranks that train one weight on their shares of batches of six: three and three, or six and none."""
 
@@ -354,7 +405,7 @@ class Shared:
         self.checkpointer.observe(**{"loss": losses.mean(), "grad_norm": norm, "batch_ids": ids, **said})
 
 
-def record(root, uneven):
+def record(root, uneven=None):
     """Save at step 2, and observe three steps."""
     shared = Shared(root, 0, uneven=uneven, proof_steps=3)
     with shared.checkpointer as checkpointer:
@@ -445,3 +496,81 @@ def test_a_dtensor_is_refused_before_anything_is_recorded(gang, tmp_path):
         assert "loss is a DTensor" in loss
         assert "grad_norm is a DTensor" in norm
         assert "full_tensor()" in norm
+
+
+def prove_apart(root, odd):
+    """Resume where one rank sees another learning rate than the run that went on; return what each made of it."""
+    shared = Shared(root, 1, proof_steps=3)
+    with shared.checkpointer as checkpointer:
+        report = checkpointer.resume()
+        if shared.rank == odd:
+            shared.tiny.state.learning_rates = lambda: [9.0]
+        dues = []
+        for _ in range(4):
+            shared.step()
+            dues.append(checkpointer.due())
+    return report.proof.verdict, report.proof.steps, dues
+
+
+def test_what_one_rank_sees_does_not_let_ranks_judge_apart(gang, tmp_path):
+    gang.values(2, record, str(tmp_path))
+    assert gang.values(2, prove_apart, str(tmp_path), 1) == [("proved", 3, [False] * 4)] * 2
+    assert gang.values(2, prove_apart, str(tmp_path), 0) == [("differs", 2, [False] * 4)] * 2
+
+
+def observe_on_one(root):
+    shared = Shared(root, 0, proof_steps=3)
+    shared.checkpointer.save()
+    shared.tiny.progress.global_step += 1
+    call = partial(shared.checkpointer.observe, loss=1.0) if shared.rank == 0 else shared.checkpointer.due
+    with pytest.raises(DisagreementError, match="different calls") as apart:
+        call()
+    return apart.value.facts["calls"]
+
+
+def test_who_observes_alone_is_named_on_all_ranks(gang, tmp_path):
+    for calls in gang.values(2, observe_on_one, str(tmp_path)):
+        assert calls["0"].startswith("observe (")
+        assert calls["1"].startswith("due, ")
+
+
+def observe_later_on_one(root):
+    """Observe nothing between two saves, then on rank 0 only."""
+    shared = Shared(root, 0, proof_steps=3)
+    with shared.checkpointer as checkpointer:
+        for at in range(4):
+            checkpointer.save()
+            shared.tiny.progress.global_step += 1
+            if at > 1 and shared.rank == 0:
+                checkpointer.observe(loss=1.0)
+    return True
+
+
+def test_what_one_rank_alone_observes_opens_no_window(gang, tmp_path):
+    assert gang.values(2, observe_later_on_one, str(tmp_path)) == [True, True]
+    assert set(traces(tmp_path).values()) == {None}
+
+
+def record_apart(root):
+    shared = Shared(root, 0, proof_steps=3 + dist.get_rank())
+    with pytest.raises(DisagreementError, match=r"rank 0: save with proof_steps=3 .*rank 1: save with proof_steps=4"):
+        shared.checkpointer.save()
+    return True
+
+
+def test_ranks_that_would_record_for_different_times_are_told_at_the_first_save(gang, tmp_path):
+    assert gang.values(2, record_apart, str(tmp_path)) == [True, True]
+
+
+def observe_an_odd_rate(root):
+    shared = Shared(root, 0)
+    shared.checkpointer.save()
+    if shared.rank == 1:
+        shared.tiny.state.learning_rates = lambda: ["high"]
+    with pytest.raises(InvalidInputError, match=r"Rank 1: lr\[0\] must be one number"):
+        shared.step()
+    return True
+
+
+def test_a_learning_rate_that_is_none_on_one_rank_is_refused_on_all(gang, tmp_path):
+    assert gang.values(2, observe_an_odd_rate, str(tmp_path)) == [True, True]

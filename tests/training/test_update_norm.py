@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from ckptstore.errors import InvalidInputError
+from ckptstore.training import Meeting, update_norm
 from ckptstore.training.update_norm import UpdateNorm
 
 
@@ -118,15 +119,9 @@ def test_weights_without_values_are_refused():
         UpdateNorm(dict(nn.Sequential(nn.Linear(2, 2)).named_parameters()))
 
 
-def gathered(mine):
-    everybody = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, mine)
-    return everybody
-
-
 def measured(names):
     """Return what this rank measured of one known change, and the choice."""
-    norm = UpdateNorm(names, rank=dist.get_rank(), gather=gathered)
+    norm = UpdateNorm(names, meeting=Meeting())
     norm.start()
     moved(names)
     return norm.advance(), norm.of
@@ -153,7 +148,7 @@ def measure_everywhere():
         for at, (name, each) in enumerate(model().named_parameters())
         if at % dist.get_world_size() == dist.get_rank()
     }
-    norm = UpdateNorm(stages, rank=dist.get_rank(), gather=gathered)
+    norm = UpdateNorm(stages, meeting=Meeting())
     norm.start()
     with torch.no_grad():
         for each in stages.values():
@@ -182,3 +177,36 @@ def test_however_the_weights_are_laid_out_every_element_is_counted_once(gang, ra
     assert [squares > 0 for squares, _ in layouts[0]] == [True, *[False] * (ranks - 1)]
     assert sum(squares for squares, _ in stages) == pytest.approx(0.25 * 77)
     assert {of for _, of in stages} == {alone.of}
+
+
+def ask_and_measure(what):
+    """Return what ranks were asked while they agreed on what is measured, and what that is."""
+    meeting, asked = Meeting(), []
+    decide = meeting.decide
+
+    def noted(question, *args, **options):
+        asked.append(question)
+        return decide(question, *args, **options)
+
+    meeting.decide = noted
+    made = model()
+    if what == "sharded":
+        fully_shard(made)
+    names = dict(made.named_parameters())
+    if what != "sharded" and dist.get_rank() == 1:
+        names.pop("0.bias")
+    if what == "too many":
+        update_norm.MAX_GATHERED = 6
+    try:
+        norm = UpdateNorm(names, meeting=meeting)
+    finally:
+        update_norm.MAX_GATHERED = 200_000
+    norm.start()
+    return asked, norm.chosen, bool(norm.of), norm.advance()
+
+
+def test_what_each_rank_holds_travels_only_where_ranks_hold_different_things(gang):
+    alone = UpdateNorm(dict(model().named_parameters()))
+    assert gang.values(2, ask_and_measure, "sharded") == [(["layouts"], alone.chosen, True, 0.0)] * 2
+    assert gang.values(2, ask_and_measure, "apart") == [(["layouts", "pieces"], alone.chosen, True, 0.0)] * 2
+    assert gang.values(2, ask_and_measure, "too many") == [(["layouts"], (), False, 0.0)] * 2
