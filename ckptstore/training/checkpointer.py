@@ -55,7 +55,7 @@ class Checkpointer:
         tolerances: How far they may differ.
         stop_signals: What asks the run to stop; others' handlers of them run too. Off the main thread none are handled.
         stop_seconds: How long there is from the signal to the end. A little less than the scheduler gives.
-        process_group: The ranks; None: all.
+        process_group: The ranks; None: all. Saves use a gloo group of their own of the same ranks, never this one.
         allow_one_rank: This process is alone, though others run.
         engine, storage_options, transfer, log: How the store is used.
         job, takeover: See `CkptStoreWriter`.
@@ -118,7 +118,7 @@ class Checkpointer:
             url,
             engine=engine,
             storage_options=storage_options,
-            process_group=process_group,
+            process_group=self._meeting.saving_group,
             takeover=takeover,
             job=job,
             allow_one_rank=allow_one_rank,
