@@ -262,6 +262,11 @@ class SaveFuture(WatchedFuture):
     """Whether it was never begun, because the one before had not ended; its result is None then."""
 
     @property
+    def failed(self) -> bool:
+        """Whether it is known that it went wrong; whoever only looks here is not told how."""
+        return self.outstanding.ended and self.outstanding.error is not None
+
+    @property
     def seq(self) -> int | None:
         """The slot in which it was committed; None on other ranks than 0, and as long as it is not known."""
         save = self.outstanding.save
@@ -278,6 +283,7 @@ class SkippedSave(SaveFuture):
     """A save that was not begun."""
 
     skipped = True
+    failed = False
     seq = None
 
     def __init__(self) -> None:

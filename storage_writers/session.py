@@ -268,6 +268,12 @@ class SaveSession:
                 pool, self._pool = self._pool, None
                 pool.close()
 
+    def let_go(self) -> None:
+        """Free the memory in which states were staged, now or when the save in flight has ended; wait for nobody."""
+        pool, self._pool = self._pool, None
+        if pool is not None and self._process == os.getpid():
+            pool.close_soon()
+
     def _conclude(self, verdict: Verdict, track: Track, other: Outstanding | None) -> None:
         """Do what all ranks do."""
         last, self.outstanding = self.outstanding, None

@@ -55,6 +55,7 @@ class StagingPool:
         self._outstanding: Staged | None = None
         self._using = threading.Lock()
         self._process = os.getpid()
+        self._is_last = False
         _pools.add(self)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -107,6 +108,13 @@ class StagingPool:
             self._arena.free()
             self._needed = 0
 
+    def close_soon(self) -> None:
+        """Free the memory as soon as no state is staged. The pool is not to be used again."""
+        with self._using:
+            self._is_last = True
+            if self._outstanding is None:
+                self._arena.free()
+
     def _check_idle(self) -> None:
         if self._outstanding is not None:
             if self._outstanding.has_ended:
@@ -120,6 +128,8 @@ class StagingPool:
 
     def _returned(self) -> None:
         self._outstanding = None
+        if self._is_last:
+            self._arena.free()
 
     def _at_exit(self) -> None:
         if self._outstanding is not None and self._process == os.getpid():  # a fork has no threads to wait for

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Self
 
 from ckptstore.errors import IntegrityError, InvalidInputError
 from ckptstore.format.strict_json import parse_json
-from ckptstore.format.values import MAX_VALUE_BYTES
+from ckptstore.format.value_types import ValueTypes
+from ckptstore.format.values import MAX_VALUE_BYTES, encode_value
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -35,6 +37,18 @@ class TypedValue:
             parse_json(self.body, what="The body of a typed value")
         except IntegrityError as error:
             raise InvalidInputError(error.message, hint="Make it with ckptstore.format.values.encode_value.") from error
+
+    @classmethod
+    def of(cls, value: Any, *, types: ValueTypes, name: str = "state") -> Self:
+        """Return a value as such a leaf; see `encode_value`, whose document needs no second look.
+
+        Raises:
+            UnsupportedError: It holds something that is not known; the place is named.
+            InvalidInputError: It is too large.
+        """
+        made = object.__new__(cls)
+        object.__setattr__(made, "body", encode_value(value, types=types, name=name))
+        return made
 
     def __repr__(self) -> str:
         return f"TypedValue({len(self.body)} bytes)"

@@ -215,14 +215,20 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         """
         self._session.close()
 
+    def let_go(self) -> None:
+        """Free the memory in which states were staged, now or when the save in flight ends. Of this rank alone."""
+        self._session.let_go()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:  # else the other ranks may not come; how a save ends is told at the process's end
+        if kind is None:
             self.close()
+        else:  # the other ranks may not come; how a save ends is told at the process's end
+            self.let_go()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save called `checkpoint_id`: all ranks agree on what it is, or all raise the same.

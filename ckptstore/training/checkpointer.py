@@ -55,7 +55,7 @@ class Checkpointer:
         tolerances: How far they may differ.
         stop_signals: What asks the run to stop; others' handlers of them run too. Off the main thread none are handled.
         stop_seconds: How long there is from the signal to the end. A little less than the scheduler gives.
-        process_group: The ranks; None: all.
+        process_group: The ranks; None: all. Saves use a gloo group of their own of the same ranks, never this one.
         allow_one_rank: This process is alone, though others run.
         engine, storage_options, transfer, log: How the store is used.
         job, takeover: See `CkptStoreWriter`.
@@ -118,7 +118,7 @@ class Checkpointer:
             url,
             engine=engine,
             storage_options=storage_options,
-            process_group=process_group,
+            process_group=self._meeting.saving_group,
             takeover=takeover,
             job=job,
             allow_one_rank=allow_one_rank,
@@ -162,6 +162,8 @@ class Checkpointer:
         )
         self._last = self._now()
         self._saved_step: int | None = None
+        self._saving: sw.SaveFuture | None = None
+        """Of the save of that step, if it is one in the background."""
 
     @property
     def is_stopping(self) -> bool:
@@ -289,7 +291,7 @@ class Checkpointer:
         self._last = self._now()
         if future is not None and future.skipped:
             return future
-        self._saved_step, ending.future = self.state.progress.global_step, future
+        self._saved_step, self._saving, ending.future = self.state.progress.global_step, future, future
         if future is None:
             ending.save_seconds = self._clock.monotonic() - began
         else:
@@ -369,12 +371,15 @@ class Checkpointer:
             self._signals.remove()
             is_known = self._ending.future is None or self._ending.future.done()
             self._ending.end_by_exception(kind, saved=is_known and self._is_saved)
+            self.writer.let_go()
+            self._recording.let_go()
 
     @property
     def _is_saved(self) -> bool:
-        """Whether this very step is saved, or is being saved."""
+        """Whether this very step is saved, or is being saved and nothing is known to be wrong with that."""
         progress = self.state.progress
-        return self._saved_step == progress.global_step and not progress.micro_step
+        has_failed = self._saving is not None and self._saving.failed
+        return self._saved_step == progress.global_step and not progress.micro_step and not has_failed
 
     def _tell_resumed(self, report: ResumeReport, seconds: float) -> None:
         assert report.checkpoint_id is not None  # noqa: S101  (it is not fresh)

@@ -140,7 +140,7 @@ class Meeting:
         if alike:
             return dict(mine) if self.rank == 0 else None
         whole: list[dict[str, Any]] = []
-        self.decide(f"{what}/whole", lambda: dict(mine), lambda parts: whole.append(_union(what, parts)))
+        self.decide(f"{what}/whole", lambda: dict(mine), lambda parts: whole.append(union(what, parts)))
         return whole[0] if whole else None
 
     def first_holders(self, what: str, mine: Collection[str]) -> dict[str, int]:
@@ -200,7 +200,7 @@ class Meeting:
         try:
             dist.all_reduce(added, group=self.group)
         except RuntimeError as error:
-            _groups.pop(self._members, None)
+            _groups.pop(("sums", self._members), None)
             raise DisagreementError(
                 f"Rank {self.rank} waited for the others and lost them: {error!s:.500}",
                 hint="Look for the first rank that failed; all ranks must make the same calls in the same order.",
@@ -218,18 +218,27 @@ class Meeting:
 
         The first use makes it, which is collective.
         """
-        return None if self.world_size == 1 else self._made(self._members)
+        return None if self.world_size == 1 else self._made("sums", self._members)
 
     @property
     def alone_in(self) -> dist.ProcessGroup | None:
         """A group of this process alone, for a save in the background while others run; None: none is needed."""
         if self.world_size > 1 or self.given is not None or not (dist.is_available() and dist.is_initialized()):
             return None
-        return self._made((dist.get_rank(),))
+        return self._made("alone", (dist.get_rank(),))
 
-    def _made(self, members: tuple[int, ...] | None) -> dist.ProcessGroup:
+    @property
+    def saving_group(self) -> dist.ProcessGroup | None:
+        """What a writer's background saves may use: a gloo group of the ranks that were given, for nothing else.
+
+        Its thread calls collectives while the training calls its own, and each must meet only its like. None where no
+        group was given: a writer makes its own then. The first use is collective.
+        """
+        return self.given if self.given is None or self.world_size == 1 else self._made("saves", self._members)
+
+    def _made(self, purpose: str, members: tuple[int, ...] | None) -> dist.ProcessGroup:
         default: dist.ProcessGroup = dist.distributed_c10d._get_default_group()  # noqa: SLF001  (it has no public name)
-        made = _groups.get(members)
+        made = _groups.get((purpose, members))
         if made is None or made[0] is not default:
             group = dist.new_group(
                 members,
@@ -237,12 +246,12 @@ class Meeting:
                 backend="gloo",
                 use_local_synchronization=members is not None,
             )
-            made = _groups[members] = default, cast("dist.ProcessGroup", group)
+            made = _groups[purpose, members] = default, cast("dist.ProcessGroup", group)
         return made[1]
 
 
-_groups: dict[tuple[int, ...] | None, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
-"""By members (None: all), with the default group of that time: each costs sockets to every other rank."""
+_groups: dict[tuple[str, tuple[int, ...] | None], tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
+"""By purpose and members (None: all), with the default group of that time: each costs sockets to every other rank."""
 
 
 def digest_of(said: Mapping[str, Any]) -> str:
@@ -259,10 +268,15 @@ def _refuse_apart(calls: Sequence[str]) -> None:
     )
 
 
-def _union(what: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def union(what: str, parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """Return what ranks say together, by rank; None says nothing.
+
+    Raises:
+        DisagreementError: Two ranks say different things in one place.
+    """
     whole: dict[str, Any] = {}
     for rank, part in enumerate(parts):
-        _merge(whole, part, f"{what} on rank {rank}")
+        _merge(whole, part or {}, f"{what} on rank {rank}")
     return whole
 
 

@@ -212,21 +212,25 @@ def facts(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -
 def digest(
     optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], *, max_bytes: int
 ) -> dict[str, int | str]:
-    """Return numbers by which two states are told apart: over all tensors, and over the first bytes of this rank.
-
-    Args:
-        optimizer: Nothing of it is changed.
-        names: See `capture`.
-        max_bytes: How much is read, by name in order.
-
-    Returns:
-        `tensors`, `elements` (global), `bytes` (read), `nonzero` (bytes among them), `blake3` (of them and the names).
+    """Return numbers by which two states are told apart, see `digest_of`.
 
     Raises:
         InvalidInputError: See `capture`.
         UnsupportedError: See `capture`.
     """
-    tensors = capture(optimizer, names).tensors
+    return digest_of(capture(optimizer, names).tensors, max_bytes=max_bytes)
+
+
+def digest_of(tensors: Mapping[str, torch.Tensor], *, max_bytes: int) -> dict[str, int | str]:
+    """Return numbers by which two states are told apart: over all tensors, and over the first bytes of this rank.
+
+    Args:
+        tensors: What `capture` returned of an optimizer. None of them is changed.
+        max_bytes: How much is read, by name in order.
+
+    Returns:
+        `tensors`, `elements` (global), `bytes` (read), `nonzero` (bytes among them), `blake3` (of them and the names).
+    """
     summary, read, nonzero = blake3(), 0, 0
     for key in sorted(tensors):
         if read >= max_bytes:

@@ -155,6 +155,9 @@ def compare(
     pairs = list(zip(control.observations[:needed], resumed.observations, strict=False))
     has_update = bool(control.update_of) and control.update_of == resumed.update_of
     rows = [row for at, pair in enumerate(pairs) for row in _rows(*pair, allowed, is_first=at == 0, update=has_update)]
+    if pairs and control.update_of and resumed.update_of and not has_update:  # other weights move, or may move
+        step = pairs[0][0].global_step
+        rows.append(Row(step, "update_of", control.update_of, resumed.update_of, None, None, within=False))
     if pairs and restart_loss is not None:
         rows.append(_nearer(*pairs[0], restart_loss))
     differs = any(row.within is False for row in rows)

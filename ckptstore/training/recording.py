@@ -388,6 +388,13 @@ class Recording:
             self._norm = UpdateNorm(self._state.parameters, meeting=self._meeting)
         self._norm.start()
 
+    def let_go(self) -> None:
+        """Let all windows be over and free the copy of the weights, on this rank alone; `end` writes what there is."""
+        self._uncommitted += [each for each in self._saves if each.observations and self._meeting.rank == 0]
+        self._saves.clear()
+        self._resumed = None
+        self._stop_measuring()
+
     def _stop_measuring(self) -> None:
         if self._norm is not None:
             self._norm.stop()

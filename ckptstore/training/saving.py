@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.distributed.tensor import DTensor
@@ -13,10 +15,10 @@ from ckptstore.errors import DisagreementError
 from ckptstore.format.checksum import hexdigest
 from ckptstore.format.documents import Documents, encode_documents
 from ckptstore.training import shares
-from ckptstore.training.meeting import Meeting, digest_of
+from ckptstore.training.meeting import Meeting, digest_of, union
 from ckptstore.training.progress import Progress
 from ckptstore.training.schedule import Keep
-from ckptstore.training.state import Captured, TrainingState
+from ckptstore.training.state import VALUES, Captured, Facts, TrainingState
 
 STATE, FINGERPRINTS = "state", "fingerprints"
 """The names of two documents: what a state is made of, and what stands behind its fingerprints."""
@@ -63,77 +65,162 @@ def save(
 
     If killed: see `CkptStoreWriter.finish`.
     """
-    captured = meeting.all_do("capture", lambda: state.capture(meeting.rank, meeting.world_size))
-    differing = _differing(state, meeting, captured)
-    without = _given_by_others(state, meeting, captured)
-    documents = _documents(state, meeting)
-    prints = state.fingerprints
+    held, unlike = _held(state, meeting)
+    whole = _compared(state, meeting, held, unlike)
     progress = state.progress
+
+    def describe() -> None:
+        writer.describe(
+            global_step=progress.global_step,
+            parallelism=state.parallelism,
+            training_state={
+                "progress": progress.as_json(),
+                "lr": state.learning_rates()[:64],
+                "scale": state.scales()[:64],
+                **({} if said.keep is None else {"keep": said.keep.as_json}),
+            },
+            metrics=said.metrics,
+            fingerprints=_digests(state) if meeting.rank == 0 else None,
+            tags=said.tags,
+            documents=_documents(state, held.facts if whole is None else whole) if meeting.rank == 0 else None,
+        )
+
+    meeting.all_do("describe", describe)
+    without = _given_by_others(meeting, held, unlike)
+    own = frozenset(name for name, holders in unlike.values.items() if meeting.rank in holders)
+    plain = held.captured.state_dict(meeting.rank, own=own, without=without)
     name = said.name_at(progress)
-    writer.describe(
-        global_step=progress.global_step,
-        parallelism=state.parallelism,
-        training_state={
-            "progress": progress.as_json(),
-            "lr": state.learning_rates()[:64],
-            "scale": state.scales()[:64],
-            **({} if said.keep is None else {"keep": said.keep.as_json}),
-        },
-        metrics=said.metrics,
-        fingerprints={each: one.digest for each, one in prints.items()},
-        tags=said.tags,
-        documents=documents,
-    )
-    plain = captured.state_dict(meeting.rank, differing=differing, without=without)
     if background:
-        return sw.async_save(plain, checkpoint_id=name, storage_writer=writer, process_group=meeting.alone_in)
-    group, alone = meeting.given, meeting.is_alone
-    sw.save(plain, checkpoint_id=name, storage_writer=writer, process_group=group, no_dist=alone)
+        group = meeting.alone_in if meeting.is_alone else meeting.saving_group
+        return sw.async_save(plain, checkpoint_id=name, storage_writer=writer, process_group=group)
+    group = None if meeting.is_alone else meeting.saving_group
+    sw.save(plain, checkpoint_id=name, storage_writer=writer, process_group=group, no_dist=meeting.is_alone)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What this rank holds.
+
+    Args:
+        captured: Its part of the checkpoint.
+        facts: What its state is made of.
+        buffers: Keys of those that are no shares of anything.
+    """
+
+    captured: Captured
+    facts: Facts
+    buffers: Sequence[str]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        values = {f"{VALUES}/{name}": digest for name, digest in self.captured.digests.items()}
+        return {**values, STATE: self.facts.digest, _BUFFERS: digest_of({"names": self.buffers})}
+
+
+_BUFFERS = "buffers"
+
+
+@dataclass(frozen=True, slots=True)
+class _Unlike:
+    """In what ranks are unlike, as the stages of a pipeline are, and who speaks for those that are like each other.
+
+    Args:
+        values: By component, the lowest rank of each digest; of those in which ranks differ.
+        facts: The same of what states are made of; empty if all are alike.
+        buffers: The same of which buffers there are.
+    """
+
+    values: Mapping[str, Sequence[int]]
+    facts: Sequence[int]
+    buffers: Sequence[int]
+
+
+def _held(state: TrainingState, meeting: Meeting) -> tuple[_Held, _Unlike]:
+    """Return what this rank holds, and in what the ranks are unlike.
+
+    Raises:
+        DisagreementError: They are where they may not be: nothing could make one of them again.
+    """
+    taken: list[_Held] = []
+
+    def take() -> dict[str, str]:
+        captured, facts = state.capture(meeting.rank, meeting.world_size), state.facts()
+        if meeting.rank == 0:
+            _ = state.fingerprints  # which may have files to read
+        named = facts.values["models"].items()
+        keys = [f"{component}.{name}" for component, said in named for name in said["buffers"]]
+        taken.append(_Held(captured, facts, [key for key in keys if not isinstance(captured.tensors[key], DTensor)]))
+        return taken[0].digests
+
+    def judge(parts: Sequence[Mapping[str, str]]) -> _Unlike:
+        holders = {key: _first_of_each([part.get(key) for part in parts]) for key in {*chain(*parts)}}
+        start = len(f"{VALUES}/")
+        values = {key[start:]: ranks for key, ranks in holders.items() if key.startswith(f"{VALUES}/") and ranks}
+        if wrong := sorted(values.keys() - taken[0].captured.mergeable.keys()):
+            key = f"{VALUES}/{wrong[0]}"
+            rank = next(rank for rank, part in enumerate(parts) if part.get(key) != parts[0].get(key))
+            raise DisagreementError(
+                f"Rank {rank} holds another {', '.join(wrong)} than rank 0.",
+                hint="Give all ranks the same, or pass what is each rank's own as loader= or PerRank.",
+                components=wrong,
+                rank=rank,
+            )
+        return _Unlike(values, holders[STATE], holders[_BUFFERS])
+
+    unlike = meeting.decide("capture", take, judge)
+    return taken[0], unlike
+
+
+def _first_of_each(digests: Sequence[str | None]) -> list[int]:
+    """Return the lowest rank of each digest; nobody if all ranks have one."""
+    first: dict[str | None, int] = {}
+    for rank, digest in enumerate(digests):
+        first.setdefault(digest, rank)
+    return [rank for digest, rank in first.items() if digest is not None] if len(first) > 1 else []
+
+
+def _compared(state: TrainingState, meeting: Meeting, held: _Held, unlike: _Unlike) -> Facts | None:
+    """Return on rank 0 what the states of unlike ranks are made of together; None where all are alike.
+
+    Raises:
+        DisagreementError: They contradict each other.
+    """
+    if not unlike.values and not unlike.facts:
+        return None
+    whole: list[Facts] = []
+
+    def mine() -> tuple[dict[str, str], Mapping[str, Any] | None]:
+        names = sorted(name for name, holders in unlike.values.items() if meeting.rank in holders)
+        return _entries(state, held.captured, names), held.facts.values if meeting.rank in unlike.facts else None
+
+    def judge(parts: Sequence[tuple[Mapping[str, str], Mapping[str, Any] | None]]) -> None:
+        entries, facts = zip(*parts, strict=True)
+        _check_entries(entries)
+        if unlike.facts:
+            together = union("facts", facts)
+            whole.append(Facts(together, digest_of(together)))
+
+    meeting.decide("unlike", mine, judge)
+    return whole[0] if whole else None
+
+
+def _digests(state: TrainingState) -> dict[str, str]:
+    return {name: one.digest for name, one in state.fingerprints.items()}
 
 
 _told: WeakKeyDictionary[TrainingState, tuple[str, Documents]] = WeakKeyDictionary()
 """What the saves of a state said last, by the digest of its facts: it seldom changes, and encoding takes its time."""
 
 
-def _documents(state: TrainingState, meeting: Meeting) -> Documents | None:
-    """Return, on rank 0, what stands behind the digests of a save: of all ranks, where they hold different parts."""
-    facts = state.facts()
-    whole = meeting.gathered("facts", facts.values, digest=facts.digest)
-    if whole is None:
-        return None
-    digest = facts.digest if whole == facts.values else digest_of(whole)
+def _documents(state: TrainingState, facts: Facts) -> Documents:
+    """Return what stands behind the digests of a save."""
     known = _told.get(state)
-    if known is None or known[0] != digest:
+    if known is None or known[0] != facts.digest:
         prints = state.fingerprints.items()
         behind = {name: one.document for name, one in prints if one.document is not None}
-        known = _told[state] = digest, encode_documents({FINGERPRINTS: behind, STATE: whole})
+        known = _told[state] = facts.digest, encode_documents({FINGERPRINTS: behind, STATE: facts.values})
     return known[1]
-
-
-def _differing(state: TrainingState, meeting: Meeting, captured: Captured) -> frozenset[str]:
-    """Return the components of which this rank holds another value than rank 0, where that may be.
-
-    Raises:
-        DisagreementError: It may not, or they contradict each other: nothing could make one of them again.
-    """
-
-    def judge(parts: Sequence[Mapping[str, str]]) -> list[list[str]]:
-        for rank, part in enumerate(parts):
-            unlike = sorted(name for name in {*part, *parts[0]} if part.get(name) != parts[0].get(name))
-            if wrong := [name for name in unlike if name not in captured.mergeable]:
-                raise DisagreementError(
-                    f"Rank {rank} holds another {', '.join(wrong)} than rank 0.",
-                    hint="Give all ranks the same, or pass what is each rank's own as loader= or PerRank.",
-                    components=wrong,
-                    rank=rank,
-                )
-        return [sorted(name for name in part if part[name] != parts[0].get(name)) for part in parts]
-
-    differing = meeting.decide("values", lambda: captured.digests, judge)
-    if names := sorted({name for each in differing for name in each}):
-        meeting.decide("entries", lambda: _entries(state, captured, names), _check_entries)
-    return frozenset(differing[meeting.rank])
 
 
 def _entries(state: TrainingState, captured: Captured, names: Sequence[str]) -> dict[str, str]:
@@ -159,16 +246,18 @@ def _check_entries(parts: Sequence[Mapping[str, str]]) -> None:
                 )
 
 
-def _given_by_others(state: TrainingState, meeting: Meeting, captured: Captured) -> frozenset[str]:
+def _given_by_others(meeting: Meeting, held: _Held, unlike: _Unlike) -> frozenset[str]:
     """Return the buffers that a lower rank gives.
 
     Ranks may hold different ones under one name, as replicas do of what they count for themselves. Those of the lowest
     rank count, all of them: DDP hands them to the others, and a mixture would be nobody's.
     """
-    if meeting.is_alone:
-        return frozenset()
-    named = state.facts().values["models"].items()
-    keys = [f"{component}.{name}" for component, facts in named for name in facts["buffers"]]
-    whole = [key for key in keys if not isinstance(captured.tensors[key], DTensor)]
-    holders = meeting.first_holders("buffers", whole)
-    return frozenset(key for key in whole if holders[key] != meeting.rank)
+    if not unlike.buffers:
+        return frozenset(held.buffers) if meeting.rank else frozenset()
+
+    def judge(parts: Sequence[Sequence[str]]) -> dict[str, int]:
+        return {key: rank for rank, part in reversed([*enumerate(parts)]) for key in part}
+
+    speaks = meeting.rank in unlike.buffers
+    holders = meeting.decide("buffers", lambda: held.buffers if speaks else [], judge)
+    return frozenset(key for key in held.buffers if holders[key] != meeting.rank)

@@ -54,39 +54,37 @@ class Captured:
 
     Args:
         tensors: By key; the training's own, not copied.
-        values: Typed JSON by component, of what all ranks hold alike.
+        values: By component, of what all ranks hold alike.
         mergeable: Those of them that may differ by rank, not encoded.
-        local: Typed JSON by component, of this rank alone.
+        local: By component, of this rank alone.
     """
 
     tensors: Tensors
-    values: Mapping[str, bytes]
+    values: Mapping[str, TypedValue]
     mergeable: Mapping[str, Any]
-    local: Mapping[str, bytes]
+    local: Mapping[str, TypedValue]
 
     @property
     def digests(self) -> dict[str, str]:
         """What tells whether ranks hold the same values."""
-        return {name: hexdigest(body) for name, body in self.values.items()}
+        return {name: hexdigest(value.body) for name, value in self.values.items()}
 
-    def state_dict(
-        self, rank: int, *, differing: Collection[str] = (), without: Collection[str] = ()
-    ) -> dict[str, Any]:
+    def state_dict(self, rank: int, *, own: Collection[str] = (), without: Collection[str] = ()) -> dict[str, Any]:
         """Return what this rank gives to DCP.
 
         Args:
             rank: In the group that saves.
-            differing: Components of which this rank holds another value than rank 0.
+            own: Components of which this rank, which is not 0, stores what it holds.
             without: Tensors that another rank gives.
         """
         state: dict[str, Any] = nested({key: each for key, each in self.tensors.items() if key not in without})
-        for name, body in self.values.items():
+        for name, value in self.values.items():
             if rank == 0:
-                state[f"{VALUES}/{name}"] = TypedValue(body)
-            elif name in differing:
-                state[local_key(rank, name)] = TypedValue(body)
-        for name, body in self.local.items():
-            state[local_key(rank, name)] = TypedValue(body)
+                state[f"{VALUES}/{name}"] = value
+            elif name in own:
+                state[local_key(rank, name)] = value
+        for name, value in self.local.items():
+            state[local_key(rank, name)] = value
         return state
 
 
@@ -131,7 +129,8 @@ class TrainingState:
             state is the same on all ranks.
         loader: What says so for its own rank: a `PerRank`, or a loader with `state_dict`.
         progress: The counters; the loop moves them on.
-        fingerprints: What must be the same when the run goes on, by name: objects, files, folders, digests.
+        fingerprints: What must be the same when the run goes on, by name: objects, files, folders, digests. Rank 0's
+            count; the other ranks read no file for them.
         ema: Averages of weights, or anything with `state_dict`.
         stateful: Anything else with `state_dict`, by name.
         generators: Of random numbers, by name, beside Python's, NumPy's and torch's own.
@@ -140,7 +139,7 @@ class TrainingState:
         parallelism: Degrees by name (dp, tp, pp, zero, fsdp), if they are not to be read from the modules.
         gradient_reduction: How gradients that are not reduced yet would be: `mean` or `sum` over the ranks. Without it
             a run that was saved between micro-steps goes on with the same number of ranks only.
-        migrators: What can turn a saved state into one that is not quite the same.
+        migrators: What can turn a saved state into one whose tensors have other shapes or dtypes, or are more.
         types: What typed values may hold; start from `value_types()`.
 
     Raises:
@@ -254,22 +253,25 @@ class TrainingState:
             InvalidInputError: Two parts use one key.
         """
         tensors: Tensors = {}
-        values: dict[str, bytes] = {}
+        values: dict[str, TypedValue] = {}
         mergeable: dict[str, Any] = {}
+        moments: dict[str, Tensors] = {}
         for name, part in self.parts.items():
             taken = part.take()
             _add(tensors, taken.tensors)
-            values[name] = self.encoded(name, taken.value)
+            values[name] = self._typed(name, taken.value)
             if part.differs_by_rank:
                 mergeable[name] = taken.value
-        local = {name: self.encoded(name, each.stateful.state_dict()) for name, each in self.loaders.items()}
-        local[RNG] = self.encoded(RNG, rng.capture(self.generators))
-        local[STANDING] = self.encoded(STANDING, self.standing(world_size).as_json())
+            if name in self.optimizers:
+                moments[name] = {key[len(name) + 1 :]: each for key, each in taken.tensors.items()}
+        local = {name: self._typed(name, each.stateful.state_dict()) for name, each in self.loaders.items()}
+        local[RNG] = self._typed(RNG, rng.capture(self.generators))
+        local[STANDING] = self._typed(STANDING, self.standing(world_size, moments=moments).as_json())
         if self.progress.micro_step:
             pending = gradients.capture(self.parameters, models=self.models.values())
             _add(tensors, {f"{GRADIENTS}.{key}": each for key, each in pending.shared.items()})
             _add(tensors, {local_key(rank, f"{GRADIENTS}.{key}"): each for key, each in pending.local.items()})
-            local[PENDING] = self.encoded(PENDING, gradients.facts(pending))
+            local[PENDING] = self._typed(PENDING, gradients.facts(pending))
         return Captured(tensors, values, mergeable, local)
 
     def learning_rates(self) -> list[float]:
@@ -280,12 +282,18 @@ class TrainingState:
         """Return the scale of every scaler, in the order of their names."""
         return [float(each.get_scale()) for _, each in sorted(self.scalers.items())]
 
-    def standing(self, world_size: int) -> Standing:
-        """Return where the run stands, in a few numbers."""
-        moments = {}
+    def standing(self, world_size: int, *, moments: Mapping[str, Tensors] | None = None) -> Standing:
+        """Return where the run stands, in a few numbers.
+
+        Args:
+            world_size: Of the group that saves.
+            moments: The tensors of each optimizer, if they are captured already.
+        """
+        digests = {}
         for name, each in self.optimizers.items():
-            found = optimizers.digest(each, self.parameters, max_bytes=DIGESTED_BYTES)
-            moments[name] = Moments(
+            held = optimizers.capture(each, self.parameters).tensors if moments is None else moments[name]
+            found = optimizers.digest_of(held, max_bytes=DIGESTED_BYTES)
+            digests[name] = Moments(
                 int(found["tensors"]), int(found["elements"]), int(found["nonzero"]), str(found["blake3"])
             )
         return Standing(
@@ -293,7 +301,7 @@ class TrainingState:
             world_size=world_size,
             lr={name: tuple(_rates(each)) for name, each in self.optimizers.items()},
             scale={name: float(each.get_scale()) for name, each in self.scalers.items()},
-            moments=moments,
+            moments=digests,
             cursors={name: getattr(each, "position", None) for name, each in self.samplers.items()},
         )
 
@@ -311,6 +319,9 @@ class TrainingState:
     def encoded(self, name: str, value: Any) -> bytes:
         """Return a value as typed JSON; `name` is for messages."""
         return encode_value(value, types=self.types, name=name)
+
+    def _typed(self, name: str, value: Any) -> TypedValue:
+        return TypedValue.of(value, types=self.types, name=name)
 
 
 def _add(tensors: Tensors, more: Tensors) -> None:

@@ -511,6 +511,53 @@ def test_a_background_save_that_failed_is_told_by_the_next_call(url, stored):
     run.checkpointer.close()
 
 
+def test_a_step_whose_save_failed_is_saved_again_when_the_run_is_stopped(url, stored):
+    refusing = []
+
+    class Unsteady(Denies):
+        def _refuse(self, call):
+            if refusing:
+                super()._refuse(call)
+
+    stored(lambda store: Unsteady(store, "multipart"))
+    run = Run(url, every_steps=3)
+
+    def work():
+        run.until(2)
+        refusing.append(True)
+        run.until(3)
+        run.checkpointer._saving.outstanding.wait(30)  # which tells nobody
+        refusing.clear()
+        asked()
+        assert run.checkpointer.due()
+        run.checkpointer.save()
+
+    said = run.stopped_in(work)[1]
+    assert (said.global_step, said.saved) == (3, True)
+    assert steps(url) == [3]
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["after the save", "during the save"])
+def test_an_exception_leaves_no_memory_in_which_states_were_staged(url, stored, ended):
+    gated = Gated(open_store(url))
+    stored(lambda _: gated)
+    run = Run(url)
+    future = run.checkpointer.save()
+    arena = run.checkpointer.writer._session._pool._arena
+    if ended:
+        gated.gate.set()
+        future.result(30)
+    assert arena.nbytes > 0
+    with pytest.raises(ZeroDivisionError), run.checkpointer:
+        raise ZeroDivisionError
+    assert (arena.nbytes == 0) is ended
+    gated.gate.set()
+    future.result(30)
+    assert arena.nbytes == 0
+    run.checkpointer.close()
+    assert steps(url) == [0]
+
+
 def test_a_closed_checkpointer_may_be_closed_again(url):
     run = Run(url)
     with run.checkpointer as checkpointer:

@@ -203,10 +203,10 @@ def test_what_one_run_did_not_measure_is_told_and_not_called_equal():
     assert any("batches were the same is not known" in note for note in proof.notes)
 
 
-def test_norms_of_other_weights_are_not_compared():
+def test_norms_of_other_weights_are_not_compared_and_that_others_move_is_a_difference():
     control = trace(1.0, update_norm=0.5)
     proof = compare(control, dataclasses.replace(trace(1.0, update_norm=0.7), update_of="other"))
-    assert proof.verdict == "proved"
+    assert (proof.verdict, [row.quantity for row in proof.differing]) == ("differs", ["update_of"])
     assert any("update_norm" in note for note in proof.notes)
     assert compare(control, trace(1.0, update_norm=0.7)).verdict == "differs"
 

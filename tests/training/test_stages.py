@@ -9,7 +9,7 @@ from ckptstore.training import Checkpointer, TrainingState
 
 
 class Stage(nn.Module):
-    """The first layer on rank 0, two more on rank 1."""
+    """The first layer on rank 0, two more on each other rank."""
 
     def __init__(self, rank):
         super().__init__()
@@ -19,7 +19,7 @@ class Stage(nn.Module):
 
 class Job:
     def __init__(self, seed):
-        torch.manual_seed(seed + dist.get_rank())
+        torch.manual_seed(seed + min(dist.get_rank(), 1))
         self.model = Stage(dist.get_rank())
         self.opt = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.state = TrainingState(model=self.model, optimizer=self.opt, parallelism={"pp": dist.get_world_size()})
@@ -57,3 +57,13 @@ def test_each_stage_goes_on_with_its_own_weights_and_moments(gang, tmp_path):
     assert gang.values(2, resume, url) == expected
     keys = CheckpointStore.open(url).latest().keys
     assert {f"model.layer{number}.weight" for number in range(3)} <= keys.keys()
+
+
+def test_replicas_of_a_stage_are_stored_once(gang, tmp_path):
+    url = str(tmp_path / "run")
+    expected = gang.values(3, save, url)
+    assert expected[1] == expected[2]
+    keys = CheckpointStore.open(url).latest().keys
+    assert "values/optimizer" in keys
+    assert [key for key in keys if key.startswith("ranks/") and key.endswith("/optimizer")] == ["ranks/00001/optimizer"]
+    assert gang.values(3, resume, url) == expected
