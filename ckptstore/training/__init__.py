@@ -14,47 +14,55 @@ with Checkpointer("s3://bucket/runs/llama-7b", state, every_steps=500, keep=Keep
 ```
 """
 
+from ckptstore.training.calls import resume, save
 from ckptstore.training.checkpointer import Checkpointer
 from ckptstore.training.compat import Matrix
+from ckptstore.training.differences import ABSENT, Difference
+from ckptstore.training.events import ProofEnded, Resumed, Stopping, TraceFailed
 from ckptstore.training.fingerprints import Fingerprint, fingerprint
-from ckptstore.training.flow import Asked
 from ckptstore.training.loaders import Collate, PerRank
-from ckptstore.training.meeting import Meeting
 from ckptstore.training.migrate import AddedParameters, GrownVocabulary, Migrator
 from ckptstore.training.progress import Progress
 from ckptstore.training.proof import Proof
 from ckptstore.training.report import ResumeReport
-from ckptstore.training.resuming import resume
 from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.schedule import Keep
 from ckptstore.training.short_run import Program, prove_resume
 from ckptstore.training.state import TrainingState
 from ckptstore.training.stopping import StoppedBySignal
 from ckptstore.training.tolerances import Tolerances
+from ckptstore.training.trace import Conditions, Observation
 from ckptstore.training.values import value_types
 
 __all__ = [
+    "ABSENT",
     "AddedParameters",
-    "Asked",
     "Checkpointer",
     "Collate",
+    "Conditions",
+    "Difference",
     "ElasticSampler",
     "Fingerprint",
     "GrownVocabulary",
     "Keep",
     "Matrix",
-    "Meeting",
     "Migrator",
+    "Observation",
     "PerRank",
     "Program",
     "Progress",
     "Proof",
+    "ProofEnded",
     "ResumeReport",
+    "Resumed",
     "StoppedBySignal",
+    "Stopping",
     "Tolerances",
+    "TraceFailed",
     "TrainingState",
     "fingerprint",
     "prove_resume",
     "resume",
+    "save",
     "value_types",
 ]

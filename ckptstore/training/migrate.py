@@ -19,7 +19,11 @@ _NOT_WEIGHTS = ("optimizer.", "gradients.", "ranks/")
 
 
 class Migrator(Protocol):
-    """Turns what was saved into what is here. It is asked before anything is allocated or read."""
+    """Turns what was saved into what is here. It is asked before anything is allocated or read.
+
+    It makes tensors: of another shape or dtype than was saved, and such as were not saved. What is no tensor, an
+    optimizer of another class above all, is not for it to open.
+    """
 
     @property
     def name(self) -> str:

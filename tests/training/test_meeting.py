@@ -8,8 +8,7 @@ import pytest
 from torch import distributed as dist
 
 from ckptstore.errors import DisagreementError, InvalidInputError
-from ckptstore.training import Meeting
-from ckptstore.training.meeting import digest_of
+from ckptstore.training.meeting import Meeting, digest_of
 
 
 def add_up():
