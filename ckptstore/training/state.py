@@ -286,7 +286,11 @@ class TrainingState:
         for name, each in self.optimizers.items():
             found = optimizers.digest(each, self.parameters, max_bytes=DIGESTED_BYTES)
             moments[name] = Moments(
-                int(found["tensors"]), int(found["elements"]), int(found["nonzero"]), str(found["blake3"])
+                int(found["tensors"]),
+                int(found["elements"]),
+                int(found["nonzero"]),
+                str(found["blake3"]),
+                str(found["layout"]),
             )
         return Standing(
             **self.progress.as_json(),
