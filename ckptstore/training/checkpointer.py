@@ -27,6 +27,7 @@ from ckptstore.training.meeting import Meeting
 from ckptstore.training.recording import Recording
 from ckptstore.training.report import ResumeReport
 from ckptstore.training.resuming import resume
+from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.saving import Said, save
 from ckptstore.training.schedule import Keep, Saved, Schedule
 from ckptstore.training.signals import STOPPING, Signals
@@ -265,6 +266,7 @@ class Checkpointer:
 
         If killed: the whole checkpoint or none of it.
         """
+        self._begin()
         said, ending = Said(metrics, tags, self._keep, checkpoint_id), self._ending
         if self._when_busy == "wait":
             ending.settle()
@@ -302,6 +304,7 @@ class Checkpointer:
             grad_norm: Of all ranks together, as `clip_grad_norm_` returns it.
             batch_ids: What tells the samples of this rank's share apart: their indices, say.
         """
+        self._begin()
         self._recording.observe(loss, grad_norm, batch_ids)
 
     def wait(self) -> None:
@@ -364,6 +367,12 @@ class Checkpointer:
         """Whether this very step is saved, or is being saved."""
         progress = self.state.progress
         return self._saved_step == progress.global_step and not progress.micro_step
+
+    def _begin(self) -> None:
+        """Let no sampler restore random numbers any more: the training goes on."""
+        for each in self.state.samplers.values():
+            if isinstance(each, ElasticSampler):
+                each.begin()
 
     def _tell_resumed(self, report: ResumeReport, seconds: float) -> None:
         assert report.checkpoint_id is not None  # noqa: S101  (it is not fresh)

@@ -30,7 +30,7 @@ from ckptstore.training.migrate import Migrator, plan
 from ckptstore.training.migrating import forms_of, migrate
 from ckptstore.training.parts import OptimizerPart, Part, Tensors
 from ckptstore.training.report import ResumeReport
-from ckptstore.training.sampler import ElasticSampler
+from ckptstore.training.sampler import BeforeFirst, ElasticSampler
 from ckptstore.training.saving import FINGERPRINTS, STATE
 from ckptstore.training.state import GRADIENTS, PENDING, RNG, STANDING, VALUES, TrainingState, local_key, nested
 from ckptstore.training.state import Facts as StateFacts
@@ -324,10 +324,10 @@ class Flow:
         at = self.checkpoint
         seed = rng.derived_seed(self.store.run or "", at.global_step or 0, self.meeting.rank)
         restore = partial(rng.restore, room.rng, self.state.generators, seed=seed)
-        done = restore()
+        done, again = restore(), BeforeFirst(restore)
         for sampler in self.state.samplers.values():
-            if isinstance(sampler, ElasticSampler) and sampler.position:
-                sampler.before_first(restore)  # in the middle of an epoch no loader began, and drew, when it was saved
+            if isinstance(sampler, ElasticSampler):
+                sampler.before_first(again)  # in the middle of an epoch no loader began, and drew, when it was saved
         said = [f"restored: {', '.join(done.restored)}"] if done.restored else []
         said += [f"{name}: seeded, because {done.reasons.get(name, 'no state was saved')}" for name in done.seeded]
         said += [f"{name}: left, because {reason}" for name, reason in done.left.items()]
