@@ -121,6 +121,7 @@ class Flow:
             migrated=gate.migrated,
             fresh=tuple(sorted(gate.fresh)),
             left=tuple(sorted(gate.left)),
+            unchecked=gate.unchecked,
             restored=(
                 *room.values,
                 *room.loaders,
