@@ -27,6 +27,7 @@ from ckptstore.training.meeting import Meeting
 from ckptstore.training.recording import Recording
 from ckptstore.training.report import ResumeReport
 from ckptstore.training.resuming import resume
+from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.saving import Said, save
 from ckptstore.training.schedule import Keep, Saved, Schedule
 from ckptstore.training.signals import STOPPING, Signals
@@ -34,6 +35,7 @@ from ckptstore.training.state import TrainingState
 from ckptstore.training.stopping import StoppedBySignal
 from ckptstore.training.tolerances import Tolerances
 from storage_writers import exits
+from storage_writers.roots import open_root
 from storage_writers.settling import WhenBusy
 
 _log = logging.getLogger("ckptstore.training")
@@ -188,6 +190,13 @@ class Checkpointer:
     ) -> ResumeReport:
         """Go on from the newest checkpoint of this run that is whole; a fresh start if there is none.
 
+        Where one of this run is asked for, the run goes back to it: newer checkpoints are set aside, nothing is
+        deleted; `ckptstore restore` undoes it. What is saved then is another lineage, and a new incarnation saves it.
+
+        Where newer ones are damaged and nobody asked for an older one, they stay as they are: it may have been the
+        network. The next save is newer than they, and later ones are tried in the order of their commits: they are
+        tried again only if all that was saved after them is damaged too.
+
         Args:
             source: Another run to begin from, as fine-tuning does, as long as this one has no checkpoint of its own.
             checkpoint_id: One checkpoint by its name, of `source` if that is given.
@@ -201,7 +210,11 @@ class Checkpointer:
             NotFoundError: There is no such checkpoint. UncommittedError: it was never committed.
             IncompatibleStateError: It may not be loaded here; every difference is named, and what would open the way.
             ResumeError: There are checkpoints, and none is whole.
-            CkptStoreError: See `training.resume`.
+            InvalidInputError: The run would go back to a checkpoint that is set aside itself. Nothing was changed.
+            CkptStoreError: See `training.resume`, and `CheckpointStore.rollback`: then the state is restored, and the
+                newer ones are not known to be set aside. Resume again.
+
+        If killed: all newer ones are set aside, where the run goes back, or none.
         """
         if only is not None and source is None:
             raise InvalidInputError("only= says what to take from another run.", hint="Pass source= too.")
@@ -209,7 +222,14 @@ class Checkpointer:
         taken = None if only is None else tuple(sorted(names_given("only", only)))
         own = replace(self._own, level=level, allow=names_given("allow", allow))
         asked = replace(own, checkpoint_id=checkpoint_id, step=step, seq=seq)
+        goes_back = source is None and asked.is_one
+        if goes_back:
+            self._ending.settle()  # what is under way would commit above what is set aside
+            if self.is_stopping:
+                self._ending.end(saved=self._is_saved)
         with self._ending.watched():
+            if goes_back:
+                self._meeting.led("target", lambda: _check_target(asked))
             if source is not None:
                 report = resume(self.state, own, self._meeting)
                 if report.is_fresh:
@@ -219,6 +239,9 @@ class Checkpointer:
                     asked = own
             else:
                 report = resume(self.state, asked, self._meeting)
+            if goes_back:
+                report.set_aside = self._meeting.led("go back", lambda: _set_aside_above(asked, report))
+                self._meeting.all_do("incarnation", self._begin_incarnation)
         self._last = self._now()
         is_own = not report.is_fresh and asked.url == self._url
         self._saved_step, self._ending.resumed_seq = (report.global_step, report.seq) if is_own else (None, None)
@@ -278,6 +301,7 @@ class Checkpointer:
 
         If killed: the whole checkpoint or none of it.
         """
+        self._begin()
         said, ending = Said(metrics, tags, self._keep, checkpoint_id), self._ending
         if self._when_busy == "wait":
             ending.settle()
@@ -315,6 +339,7 @@ class Checkpointer:
             grad_norm: Of all ranks together, as `clip_grad_norm_` returns it.
             batch_ids: What tells the samples of this rank's share apart: their indices, say.
         """
+        self._begin()
         self._recording.observe(loss, grad_norm, batch_ids)
 
     def wait(self) -> None:
@@ -381,6 +406,16 @@ class Checkpointer:
         has_failed = self._saving is not None and self._saving.failed
         return self._saved_step == progress.global_step and not progress.micro_step and not has_failed
 
+    def _begin_incarnation(self) -> None:
+        own = self._own
+        sw.begin_incarnation(open_root(self._url, engine=own.engine, storage_options=own.storage_options))
+
+    def _begin(self) -> None:
+        """Let no sampler restore random numbers any more: the training goes on."""
+        for each in self.state.samplers.values():
+            if isinstance(each, ElasticSampler):
+                each.begin()
+
     def _tell_resumed(self, report: ResumeReport, seconds: float) -> None:
         assert report.checkpoint_id is not None  # noqa: S101  (it is not fresh)
         assert report.seq is not None  # noqa: S101  (the same)
@@ -393,3 +428,23 @@ class Checkpointer:
     def _now(self) -> Saved:
         progress = self.state.progress
         return Saved(progress.global_step, progress.epoch, self._clock.monotonic())
+
+
+def _check_target(asked: Asked) -> None:
+    """Check, before anything is loaded, that the run can go back to what was asked for."""
+    store = asked.open()
+    target = store.get(asked.checkpoint_id, step=asked.step, seq=asked.seq)
+    if target.seq not in {each.seq for each in store.checkpoints()}:
+        name = f"{target.checkpoint_id}@{target.seq}"
+        raise InvalidInputError(
+            f"{name} is set aside, so the run cannot go on from it.",
+            hint=f"Run `ckptstore restore {asked.url} {name}` first, or go back to another one.",
+            seq=target.seq,
+        )
+
+
+def _set_aside_above(asked: Asked, report: ResumeReport) -> tuple[str, ...]:
+    """Let the checkpoint that was resumed be the latest; return the names of those that were newer."""
+    store = asked.open()
+    seqs = store.rollback(f"{report.checkpoint_id}@{report.seq}", note="The training went back before it.")
+    return tuple(f"{store.get(seq=seq).checkpoint_id}@{seq}" for seq in seqs)

@@ -22,12 +22,29 @@ class Moments:
         elements: Of them together.
         nonzero: How many elements are not zero: moments that were dropped are.
         blake3: Of this rank's bytes, or of their beginning; empty if that is not known.
+        layout: Of the names and of the shapes of this rank's pieces; empty if that is not known.
     """
 
     tensors: int
     elements: int
     nonzero: int
     blake3: str = ""
+    layout: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """An optimizer's moments over all ranks, where ranks hold other pieces of them than they saved.
+
+    Args:
+        missing: Names that were saved, and that a rank lacks that should have them.
+        more: Names that were not saved.
+        dropped: Some were not zero on some rank, and all are zero on every rank now.
+    """
+
+    missing: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +139,7 @@ class Check:
         return dataclasses.asdict(self)
 
 
-def static_checks(saved: Standing, now: Standing, *, remade: Collection[str] = ()) -> list[Check]:
+def static_checks(saved: Standing, now: Standing, *, summed: Mapping[str, Summed] | None = None) -> list[Check]:
     """Compare where a run stands after a resume with where it stood; nothing is trained for it.
 
     What could not be compared has `ok` None; what is wrong has False.
@@ -130,9 +147,11 @@ def static_checks(saved: Standing, now: Standing, *, remade: Collection[str] = (
     Args:
         saved: As it was said then.
         now: As it is.
-        remade: Optimizers whose moments are of other shapes here, or laid out otherwise: these are counted only.
+        summed: Of optimizers whose moments are of other shapes here, or laid out otherwise: what one rank holds is then
+            no measure, and this counts.
     """
-    same_size, labels = saved.world_size == now.world_size, {f"moments {name}" for name in remade}
+    whole = {f"moments {name}".strip(): each for name, each in (summed or {}).items()}
+    same_size = saved.world_size == now.world_size
     return [
         *(
             _equal(name, getattr(saved, name), getattr(now, name), _WRONG[name])
@@ -144,7 +163,7 @@ def static_checks(saved: Standing, now: Standing, *, remade: Collection[str] = (
             "moments",
             saved.moments,
             now.moments,
-            lambda label, *said: _moments(label, *said, same=same_size and label not in labels),
+            lambda label, *said: _moments(label, *said, summed=whole.get(label), same=same_size),
         ),
         *_each("cursor", saved.cursors, now.cursors, _cursor),
     ]
@@ -201,19 +220,30 @@ def _rates(label: str, saved: tuple[float, ...], now: tuple[float, ...]) -> Chec
     return _equal(label, list(saved), list(now), wrong)
 
 
-def _moments(label: str, saved: Moments, now: Moments, *, same: bool) -> Check:
+def _moments(label: str, saved: Moments, now: Moments, *, summed: Summed | None, same: bool) -> Check:
     mine, theirs = _plain(saved), _plain(now)
+    if summed is not None:
+        return _summed(label, mine, theirs, summed)
+    if not same:
+        return Check(label, mine, theirs, None, "Another number of ranks holds other pieces of them.")
     if saved.tensors != now.tensors:
         return Check(label, mine, theirs, ok=False, message="Moments are missing, or there are more.")
     if saved.nonzero and not now.nonzero:
         return Check(label, mine, theirs, ok=False, message="The moments were dropped: all are zero.")
-    if not same:
-        return Check(label, mine, theirs, ok=True)  # a rank holds other pieces of them now, or larger ones
     differs = [name for name in ("elements", "nonzero") if getattr(saved, name) != getattr(now, name)]
     if saved.blake3 and now.blake3 and saved.blake3 != now.blake3:
         differs.append("blake3")
     wrong = f"The moments are not those that were saved: {', '.join(differs)}." if differs else ""
     return Check(label, mine, theirs, not differs, wrong)
+
+
+def _summed(label: str, mine: Any, theirs: Any, summed: Summed) -> Check:
+    wrong = [
+        *([f"Moments are missing: {', '.join(summed.missing[:8])}."] if summed.missing else []),
+        *([f"There are more moments than were saved: {', '.join(summed.more[:8])}."] if summed.more else []),
+        *(["The moments were dropped: all are zero."] if summed.dropped else []),
+    ]
+    return Check(label, mine, theirs, not wrong, " ".join(wrong))
 
 
 def _cursor(label: str, saved: int | None, now: int | None) -> Check:

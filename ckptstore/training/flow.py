@@ -8,7 +8,7 @@ where one can; what fails on one rank fails on all.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,7 @@ from ckptstore.errors import IncompatibleStateError, IntegrityError, ResumeError
 from ckptstore.events import Observer, silent
 from ckptstore.protocol.verify import Level
 from ckptstore.training import gradients, optimizers, rng, shares
-from ckptstore.training.checks import Standing, failed, static_checks
+from ckptstore.training.checks import Standing, Summed, failed, static_checks
 from ckptstore.training.compat import SAME, Matrix
 from ckptstore.training.gate import Facts, GateReport, check
 from ckptstore.training.gradients import Targets
@@ -30,9 +30,10 @@ from ckptstore.training.migrate import Migrator, plan
 from ckptstore.training.migrating import forms_of, migrate
 from ckptstore.training.parts import OptimizerPart, Part, Tensors
 from ckptstore.training.report import ResumeReport
-from ckptstore.training.sampler import ElasticSampler
+from ckptstore.training.sampler import BeforeFirst, ElasticSampler
 from ckptstore.training.saving import FINGERPRINTS, STATE
 from ckptstore.training.state import GRADIENTS, PENDING, RNG, STANDING, VALUES, TrainingState, local_key, nested
+from ckptstore.training.state import Facts as StateFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Flow:
         with self._timed("compare"):
             gate = self._gate()
         with self._timed("allocate"):
-            elsewhere = self._elsewhere()
+            elsewhere = self._elsewhere(self.meeting.all_do("parts", self._held))
             room = self.meeting.all_do("targets", lambda: self._room(gate, elsewhere))
             room.migrated = frozenset(self.meeting.first_holders("migrated", room.migrators.keys()))
         with self._timed("load"):
@@ -102,7 +103,7 @@ class Flow:
         with self._timed("restore"):
             random = self.meeting.all_do("restore", lambda: self._restore(room))
         with self._timed("check"):
-            checks = self.meeting.all_do("check", lambda: self._check(gate, room))
+            checks = self._check(gate, room)
         at, commit = self.checkpoint, self.checkpoint.commit
         return ResumeReport(
             url=self.store.url,
@@ -120,6 +121,7 @@ class Flow:
             migrated=gate.migrated,
             fresh=tuple(sorted(gate.fresh)),
             left=tuple(sorted(gate.left)),
+            unchecked=gate.unchecked,
             restored=(
                 *room.values,
                 *room.loaders,
@@ -153,7 +155,7 @@ class Flow:
 
     def _gate(self) -> GateReport:
         """Decide on rank 0 whether this checkpoint may be loaded here, before anything is allocated or read."""
-        mine = self.state.facts()
+        mine = self.meeting.all_do("made of", self._facts)
         facts = self.meeting.gathered("facts", mine.values, digest=mine.digest)
 
         def judge() -> GateReport:
@@ -187,13 +189,19 @@ class Flow:
 
         return self.meeting.led("gate", judge)
 
+    def _facts(self) -> StateFacts:
+        _ = self.state.parallelism  # of which only rank 0's is judged, and any rank may be unable to say it
+        return self.state.facts()
+
     def _is_wanted(self, name: str) -> bool:
         only = self.asked.only
         return only is None or name in only or name.partition(".")[0] in only
 
-    def _elsewhere(self) -> dict[str, set[str]]:
+    def _held(self) -> set[str]:
+        return {f"{name}/{each}" for name, part in self.state.parts.items() for each in shares.held(part)}
+
+    def _elsewhere(self, mine: set[str]) -> dict[str, set[str]]:
         """Return by component what other ranks hold of it and this one does not, as stages of a pipeline do."""
-        mine = {f"{name}/{each}" for name, part in self.state.parts.items() for each in shares.held(part)}
         elsewhere: dict[str, set[str]] = {name: set() for name in self.state.parts}
         for key in self.meeting.first_holders("held", mine).keys() - mine:
             name, _, each = key.partition("/")
@@ -274,7 +282,8 @@ class Flow:
         """Fill the memory, and return how many bytes this rank fetched."""
         direct = {key: each for key, each in room.tensors.items() if key not in room.migrators}
         ranks = range(self.checkpoint.saved_world_size)
-        reader = sw.CkptStoreReader(
+        make = partial(
+            sw.CkptStoreReader,
             self.asked.url,
             seq=self.checkpoint.seq,
             only=(
@@ -287,14 +296,11 @@ class Flow:
             transfer=self.asked.transfer,
             observer=self.asked.observer,
         )
+        reader = self.meeting.all_do("reader", make)
         sw.load(nested(direct), storage_reader=reader, process_group=self.meeting.given, no_dist=self.meeting.is_alone)
         assert reader.report is not None  # noqa: S101  (the load has ended well)
-        if extra := sorted({*reader.report.skipped} - room.migrated):
-            raise IncompatibleStateError(
-                f"{len(extra)} tensors of the checkpoint have no place here: {', '.join(extra[:8])}.",
-                hint="Build the state as it was saved.",
-                unexpected=extra[:200],
-            )
+        skipped = {*reader.report.skipped} - room.migrated
+        self.meeting.all_do("skipped", lambda: _refuse_skipped(skipped))
         self.meeting.all_do("migrate", lambda: migrate(self.checkpoint, room.tensors, room.migrators))
         return reader.report.bytes_fetched
 
@@ -319,39 +325,96 @@ class Flow:
         at = self.checkpoint
         seed = rng.derived_seed(self.store.run or "", at.global_step or 0, self.meeting.rank)
         restore = partial(rng.restore, room.rng, self.state.generators, seed=seed)
-        done = restore()
+        done, again = restore(), BeforeFirst(restore)
         for sampler in self.state.samplers.values():
-            if isinstance(sampler, ElasticSampler) and sampler.position:
-                sampler.before_first(restore)  # in the middle of an epoch no loader began, and drew, when it was saved
+            if isinstance(sampler, ElasticSampler):
+                sampler.before_first(again)  # in the middle of an epoch no loader began, and drew, when it was saved
         said = [f"restored: {', '.join(done.restored)}"] if done.restored else []
         said += [f"{name}: seeded, because {done.reasons.get(name, 'no state was saved')}" for name in done.seeded]
         said += [f"{name}: left, because {reason}" for name, reason in done.left.items()]
         return tuple(said)
 
     def _check(self, gate: GateReport, room: Room) -> tuple[str, ...]:
-        """Compare where the state stands with where it stood.
+        """Compare where the state stands with where it stood. Collective.
 
         Raises:
             ResumeError: It is not what was saved.
         """
         if self.asked.only is not None:
             return ()
-        ranks = self.checkpoint.saved_world_size
-        saved = Standing.from_json(self._read(local_key(min(self.meeting.rank, ranks - 1), STANDING)))
-        now = self.state.standing(self.meeting.world_size)
+        saved, now = self.meeting.all_do("standing", self._standings)
         apart = gate.fresh | gate.left
-        laid_out_anew = gate.decision.category != SAME  # then a rank holds other pieces of them
-        remade = [
-            name for name in now.moments if laid_out_anew or any(key.startswith(f"{name}.") for key in room.migrated)
+        saved, now = saved.without(apart), now.without(apart)
+        held = self.meeting.all_do("moments", lambda: {name: self._moments_here(name) for name in sorted(now.moments)})
+        summed = {
+            name: self._summed(name, room, held[name])
+            for name in self.meeting.first_holders("laid out", self._laid_out_anew(gate, room, saved, now))
+        }
+
+        def judge() -> tuple[str, ...]:
+            found = static_checks(saved, now, summed=summed)
+            if wrong := failed(found):
+                raise ResumeError(
+                    f"What was restored is not what was saved: {'; '.join(map(str, wrong))[:1000]}",
+                    hint="Look for code that changes the state while it is being resumed, and resume again.",
+                    wrong=[each.as_json() for each in wrong],
+                )
+            return tuple(map(str, found))
+
+        return self.meeting.all_do("check", judge)
+
+    def _standings(self) -> tuple[Standing, Standing]:
+        last = self.checkpoint.saved_world_size - 1
+        return self._stood(min(self.meeting.rank, last)), self.state.standing(self.meeting.world_size)
+
+    def _stood(self, rank: int) -> Standing:
+        return Standing.from_json(self._read(local_key(rank, STANDING)))
+
+    def _moments_here(self, name: str) -> set[str]:
+        return set(optimizers.capture(self.state.optimizers[name], self.state.parameters).tensors)
+
+    def _laid_out_anew(self, gate: GateReport, room: Room, saved: Standing, now: Standing) -> list[str]:
+        """Return the optimizers of which this rank holds other pieces than the same rank saved."""
+        if gate.decision.category != SAME or saved.world_size != now.world_size:
+            return sorted(now.moments)
+        return [
+            name
+            for name, each in sorted(now.moments.items())
+            if any(key.startswith(f"{name}.") for key in room.migrated)
+            or (name in saved.moments and saved.moments[name].layout not in ("", each.layout))
         ]
-        found = static_checks(saved.without(apart), now.without(apart), remade=remade)
-        if wrong := failed(found):
-            raise ResumeError(
-                f"What was restored is not what was saved: {'; '.join(map(str, wrong))[:1000]}",
-                hint="Look for code that changes the state while it is being resumed, and resume again.",
-                wrong=[each.as_json() for each in wrong],
-            )
-        return tuple(map(str, found))
+
+    def _summed(self, name: str, room: Room, here: set[str]) -> Summed:
+        """Return what became of an optimizer's moments, over all ranks. Collective.
+
+        Ranks may hold the same ones, so names are compared, and whether anything is not zero at all.
+        """
+        prefix = f"{name}."
+        given = {key.removeprefix(prefix) for key in room.tensors if key.startswith(prefix)}
+        anywhere = self.meeting.first_holders(f"moments/{name}", here).keys()
+        is_remade = any(key.startswith(prefix) for key in room.migrated)
+        kept = {key.removeprefix(prefix) for key in self.checkpoint.keys if key.startswith(prefix)}
+        ranks = range(self.checkpoint.saved_world_size)
+
+        def judge(parts: Sequence[bool]) -> bool:
+            return not any(parts) and any(self._stood(rank).moments[name].nonzero for rank in ranks)
+
+        optimizer, parameters = self.state.optimizers[name], self.state.parameters
+        dropped = self.meeting.decide(
+            f"nonzero/{name}", lambda: optimizers.is_any_nonzero(optimizer, parameters), judge
+        )
+        missing = (given - here) | (set() if is_remade else kept - anywhere)
+        more = (here - given) | (set() if is_remade else anywhere - kept)
+        return Summed(tuple(sorted(missing)), tuple(sorted(more)), dropped)
+
+
+def _refuse_skipped(skipped: Collection[str]) -> None:
+    if extra := sorted(skipped):
+        raise IncompatibleStateError(
+            f"{len(extra)} tensors of the checkpoint have no place here: {', '.join(extra[:8])}.",
+            hint="Build the state as it was saved.",
+            unexpected=extra[:200],
+        )
 
 
 def _without_precision(facts: Mapping[str, Any]) -> dict[str, Any]:

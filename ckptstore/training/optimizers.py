@@ -229,15 +229,18 @@ def digest_of(tensors: Mapping[str, torch.Tensor], *, max_bytes: int) -> dict[st
         max_bytes: How much is read, by name in order.
 
     Returns:
-        `tensors`, `elements` (global), `bytes` (read), `nonzero` (bytes among them), `blake3` (of them and the names).
+        `tensors`, `elements` (global), `bytes` (read), `nonzero` (bytes among them), `blake3` (of them and the names),
+        `layout` (of all names, dtypes and shapes, global ones and those of this rank's pieces).
     """
-    summary, read, nonzero = blake3(), 0, 0
+    summary, layout, read, nonzero = blake3(), blake3(), 0, 0
+    for key, tensor in sorted(tensors.items()):
+        layout.update(f"{key}\0{tensor.dtype}\0{list(tensor.shape)}\0{list(_local(tensor).shape)}\0".encode())
     for key in sorted(tensors):
         if read >= max_bytes:
             break
         tensor = tensors[key]
         summary.update(f"{key}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        for piece in pieces(tensor.to_local() if isinstance(tensor, DTensor) else tensor):
+        for piece in pieces(_local(tensor)):
             taken = piece[: max_bytes - read]
             summary.update(taken)
             read += len(taken)
@@ -250,7 +253,22 @@ def digest_of(tensors: Mapping[str, torch.Tensor], *, max_bytes: int) -> dict[st
         "bytes": read,
         "nonzero": nonzero,
         "blake3": summary.hexdigest(),
+        "layout": layout.hexdigest(),
     }
+
+
+def is_any_nonzero(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> bool:
+    """Return whether this rank holds any state that is not zero; its pieces are looked through until one is found.
+
+    Raises:
+        InvalidInputError: See `capture`.
+        UnsupportedError: See `capture`.
+    """
+    return any(bool(_local(tensor).any()) for tensor in capture(optimizer, names).tensors.values())
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _device_of_scalars(

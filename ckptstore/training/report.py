@@ -36,7 +36,8 @@ class ResumeReport:
         checkpoint_id, seq, global_step: The checkpoint.
         is_fresh: There was nothing to resume from, and nothing was changed.
         passed_over: Newer ones that are damaged.
-        steps_lost: By which the newest of these is ahead; None: it does not say its step.
+        steps_lost: By which the newest of these is ahead, if it is; None: it does not say its step.
+        set_aside: Newer ones that are selectable no more, because the run went back behind them, as `name@seq`.
         saved_world_size, world_size: Ranks then and now.
         saved_parallelism, parallelism: Degrees then and now.
         decision: What allows this change of topology.
@@ -44,6 +45,7 @@ class ResumeReport:
         migrated: What turned what was saved into what is here, by name.
         fresh: Components that begin anew, which was allowed.
         left: Components that were saved and not taken, which was allowed.
+        unchecked: Fingerprints that were not saved: nothing says whether they are the same.
         restored: Components, in order.
         without_state: Parameters that have no moments, because they had none when saved.
         random: What was done for random numbers.
@@ -61,6 +63,7 @@ class ResumeReport:
     is_fresh: bool = True
     passed_over: tuple[PassedOver, ...] = ()
     steps_lost: int | None = 0
+    set_aside: tuple[str, ...] = ()
     saved_world_size: int | None = None
     world_size: int = 1
     saved_parallelism: Mapping[str, int] = field(default_factory=dict)
@@ -70,6 +73,7 @@ class ResumeReport:
     migrated: tuple[str, ...] = ()
     fresh: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
     without_state: tuple[str, ...] = ()
     random: tuple[str, ...] = ()
@@ -93,6 +97,7 @@ class ResumeReport:
             ("resumed from", f"{self.checkpoint_id} (step {self.global_step}, seq {self.seq}) of {self.url}"),
             *(("passed over", f"{each.checkpoint_id} (seq {each.seq}): {each.reason}") for each in self.passed_over),
             *([("steps lost", str(self.steps_lost))] if self.passed_over else []),
+            *([("set aside", _some(self.set_aside))] if self.set_aside else []),
             ("ranks", f"{self.saved_world_size} then, {self.world_size} now"),
             ("parallelism", f"{_shown(self.saved_parallelism)} then, {_shown(self.parallelism)} now"),
             ("allowed by", self.decision),
@@ -100,6 +105,7 @@ class ResumeReport:
             *(("migrated", each) for each in self.migrated),
             *([("begin anew", _some(self.fresh))] if self.fresh else []),
             *([("left", _some(self.left))] if self.left else []),
+            *([("not compared", f"{_some(self.unchecked)}: not saved")] if self.unchecked else []),
             ("restored", ", ".join(self.restored)),
             *([("no moments", _some(self.without_state))] if self.without_state else []),
             *(("random numbers", each) for each in self.random),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ckptstore import CheckpointStore
-from ckptstore.errors import IntegrityError, InvalidInputError, ResumeError
+from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError, ResumeError
 from ckptstore.training.flow import Asked, Flow
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.report import PassedOver, ResumeReport
@@ -13,7 +14,10 @@ from ckptstore.training.state import TrainingState
 
 
 def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport:
-    """Let `state` be what was saved, or say that nothing was. Collective.
+    """Let `state` be what was saved, or say that nothing was. Collective, and nothing is written.
+
+    After going back to one checkpoint, the newer ones stay selectable: who goes on to save calls
+    `CheckpointStore.rollback` and `storage_writers.begin_incarnation` before, as `Checkpointer.resume` does.
 
     Args:
         state: Is changed only after everything that can be checked before was checked, on all ranks.
@@ -28,13 +32,14 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
         DisagreementError: A rank did not come, or was built otherwise.
         InvalidInputError: `only` names what the state does not have, or what each rank has for itself.
     """
-    _check_only(state, asked.only)
+    meeting.all_do("asked", lambda: _check_only(state, asked.only))
     store = meeting.all_do("open", asked.open)
     candidates = meeting.led("candidates", lambda: _candidates(store, asked))
     passed_over: list[PassedOver] = []
     untouched = True
     for seq in candidates:
-        flow = Flow(state, asked, meeting, store, store.get(seq=seq))
+        checkpoint = meeting.all_do("get", partial(store.get, seq=seq))
+        flow = Flow(state, asked, meeting, store, checkpoint)
         try:
             report = flow.run()
         except IntegrityError as error:
@@ -44,6 +49,10 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
             passed_over.append(PassedOver(at.checkpoint_id, at.seq, at.global_step, error.message))
             untouched = untouched and error.facts.get("untouched", True) is True
             continue
+        except CkptStoreError as error:
+            if untouched:
+                raise
+            raise _mixed(error, passed_over) from error
         report.passed_over = tuple(passed_over)
         report.steps_lost = _steps_lost(passed_over, report.global_step)
         return report
@@ -81,8 +90,20 @@ def _candidates(store: CheckpointStore, asked: Asked) -> list[int]:
     return [each.seq for each in store.checkpoints()]
 
 
+def _mixed(error: CkptStoreError, passed_over: Sequence[PassedOver]) -> CkptStoreError:
+    """Return the same error, which says too what was loaded before."""
+    names = ", ".join(each.checkpoint_id for each in passed_over)
+    said = type(error)(
+        f"{error.message} The state may hold tensors of {names}, damaged and passed over before: build it anew before "
+        "it trains.",
+        hint=error.hint,
+    )
+    said.facts = {**error.facts, "untouched": False, "damaged": [each.checkpoint_id for each in passed_over]}
+    return said
+
+
 def _steps_lost(passed_over: list[PassedOver], step: int | None) -> int | None:
     if not passed_over:
         return 0
     newest = passed_over[0].global_step
-    return None if newest is None or step is None else newest - step
+    return None if newest is None or step is None else max(0, newest - step)

@@ -34,6 +34,27 @@ BLOCK_SAMPLES = 8192
 _FIXED = ("length", "seed", "shuffle", "order")
 
 
+class BeforeFirst:
+    """What is done before a training begins, for all of its samplers together: once, or not at all.
+
+    Args:
+        action: What is done.
+    """
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action: Callable[[], object] | None = action
+
+    def __call__(self) -> None:
+        """Do it, if the training has not begun."""
+        action, self._action = self._action, None
+        if action is not None:
+            action()
+
+    def cancel(self) -> None:
+        """Do it no more: the training has begun."""
+        self._action = None
+
+
 class ElasticSampler(Sampler[list[int]]):
     """Batches of sample numbers, for `DataLoader(batch_sampler=...)`, which any number of ranks share.
 
@@ -87,7 +108,7 @@ class ElasticSampler(Sampler[list[int]]):
         self._epoch, self._cursor = 0, 0
         self._given: int | None = None  # up to where this epoch was given out; None: nobody has asked
         self._loads = 0
-        self._before_first: Callable[[], object] | None = None
+        self._before_first: BeforeFirst | None = None
 
     @property
     def epoch(self) -> int:
@@ -141,6 +162,7 @@ class ElasticSampler(Sampler[list[int]]):
             InvalidInputError: They are not whole batches of this epoch, or more than were given out here.
         """
         samples = self._checked(samples)
+        self.begin()
         if progress is not None:
             progress.consumed_samples += samples
         self._cursor += samples
@@ -149,13 +171,23 @@ class ElasticSampler(Sampler[list[int]]):
             progress.epoch = self._epoch
         return samples
 
-    def before_first(self, action: Callable[[], object]) -> None:
-        """Call `action` once, when the next iteration gives out its first share.
+    def before_first(self, action: BeforeFirst) -> None:
+        """Do `action` when the next iteration gives out its first share, if that is in the middle of an epoch.
 
         A DataLoader draws a random number when it begins, and asks for the first share after that. So what is restored
         there goes on as if the loader had never stopped.
+
+        Args:
+            action: All samplers of a training share it. The first share of any of them, or the first batch that was
+                trained on, is the training's beginning: after that it is done no more.
         """
         self._before_first = action
+
+    def begin(self) -> None:
+        """Say that the training has begun: what `before_first` was given is done no more, by any of its samplers."""
+        if self._before_first is not None:
+            self._before_first.cancel()
+            self._before_first = None
 
     @property
     def order(self) -> dict[str, Any]:
@@ -190,9 +222,9 @@ class ElasticSampler(Sampler[list[int]]):
         self._settle()
 
     def _shares(self, rank: int, world_size: int) -> Iterator[list[int]]:
-        action, self._before_first = self._before_first, None
-        if action is not None:
-            action()
+        if self._before_first is not None and self._cursor:
+            self._before_first()
+        self.begin()
         begun, batches, start = (self._epoch, self._loads), len(self), self._cursor
         share = -(-self._batch_size // world_size)
         at_once = max(1, BLOCK_SAMPLES // share)

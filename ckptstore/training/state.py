@@ -183,7 +183,7 @@ class TrainingState:
         self.types = types or value_types()
         self._given_precision, self._given_parallelism = precision, parallelism
         self._fingerprints = dict(fingerprints or {})
-        self._facts: tuple[list[Any], Facts] | None = None
+        self._facts: Facts | None = None
         averages = by_name("ema", ema) | by_name("stateful", dict(stateful) if stateful else None)
         cursors = self.schedulers | self.scalers | self.samplers
         for name, each in (averages | cursors).items():
@@ -220,14 +220,12 @@ class TrainingState:
     def facts(self) -> Facts:
         """Return what the state is made of: what is compared before anything is loaded.
 
-        The same object comes back as long as nothing of it changed that training changes: optimizers gain groups.
+        The same object comes back as long as it says the same: what is made of it, takes its time.
         """
-        now: list[Any] = [len(each.param_groups) for each in self.optimizers.values()]
-        now.append(recorded(list(self.models.values()), self._given_precision))
-        if self._facts is None or self._facts[0] != now:
-            made_of = self._made_of()
-            self._facts = now, Facts(made_of, digest_of(made_of))
-        return self._facts[1]
+        now = self._made_of()
+        if self._facts is None or self._facts.values != now:
+            self._facts = Facts(now, digest_of(now))
+        return self._facts
 
     def _made_of(self) -> dict[str, Any]:
         return {
@@ -294,7 +292,11 @@ class TrainingState:
             held = optimizers.capture(each, self.parameters).tensors if moments is None else moments[name]
             found = optimizers.digest_of(held, max_bytes=DIGESTED_BYTES)
             digests[name] = Moments(
-                int(found["tensors"]), int(found["elements"]), int(found["nonzero"]), str(found["blake3"])
+                int(found["tensors"]),
+                int(found["elements"]),
+                int(found["nonzero"]),
+                str(found["blake3"]),
+                str(found["layout"]),
             )
         return Standing(
             **self.progress.as_json(),

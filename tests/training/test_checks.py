@@ -9,7 +9,7 @@ import math
 import pytest
 
 from ckptstore.errors import IntegrityError
-from ckptstore.training.checks import Moments, Standing, checks_table, failed, static_checks
+from ckptstore.training.checks import Moments, Standing, Summed, checks_table, failed, static_checks
 
 MOMENTS = Moments(tensors=4, elements=64, nonzero=60, blake3="ab" * 32)
 SAVED = Standing(
@@ -81,12 +81,25 @@ def test_what_was_not_restored_is_named_with_both_values(fault, name, message):
 
 
 def test_on_another_world_size_ranks_hold_other_pieces_of_the_moments():
-    other = changed(world_size=3, moments={"": Moments(4, 90, 80, "cd" * 32)})
-    assert failed(static_checks(SAVED, other)) == []
-    for moments in (Moments(4, 90, 0), Moments(2, 90, 80)):
-        assert [
-            check.name for check in failed(static_checks(SAVED, dataclasses.replace(other, moments={"": moments})))
-        ] == ["moments"]
+    other = changed(world_size=3, moments={"": Moments(2, 90, 0, "cd" * 32)})
+    assert failed(static_checks(SAVED, other, summed={"": Summed()})) == []
+    (unknown,) = [check for check in static_checks(SAVED, other) if check.ok is None]
+    assert unknown.name == "moments"
+
+
+@pytest.mark.parametrize(
+    ("summed", "message"),
+    [
+        (Summed(missing=("weight.exp_avg",)), "missing: weight.exp_avg"),
+        (Summed(more=("weight.exp_avg",)), "more moments than were saved: weight.exp_avg"),
+        (Summed(dropped=True), "dropped: all are zero"),
+    ],
+    ids=["missing", "more", "dropped"],
+)
+def test_what_all_ranks_together_lost_is_named(summed, message):
+    (check,) = failed(static_checks(SAVED, changed(world_size=3), summed={"": summed}))
+    assert check.name == "moments"
+    assert message in check.message
 
 
 def test_a_cursor_at_the_beginning_of_an_epoch_is_right_if_it_was_there():

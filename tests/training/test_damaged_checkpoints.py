@@ -16,7 +16,14 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from ckptstore import CheckpointStore, IntegrityError, NotFoundError, ResumeError, TransferOptions
+from ckptstore import (
+    CheckpointStore,
+    IncompatibleStateError,
+    IntegrityError,
+    NotFoundError,
+    ResumeError,
+    TransferOptions,
+)
 from ckptstore.training import Checkpointer, TrainingState
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -179,6 +186,28 @@ def test_where_damage_is_found_only_after_tensors_were_filled_it_is_said_so(tmp_
             checkpointer.resume(**asked, level="full")
     assert "mixture" not in caught.value.message
     assert {*model["a"].tolist(), *model["z"][-1:].tolist()} == {2.0}
+
+
+def test_where_an_older_one_is_refused_after_a_damaged_one_was_loaded_the_mixture_is_named(tmp_path):
+    for step, data in ((1, "old"), (2, "new")):
+        state = TrainingState(model=large(step)[0], fingerprints={"data": data})
+        state.progress.global_step = step
+        with Checkpointer(tmp_path / "run", state, background=False) as checkpointer:
+            checkpointer.save()
+    shard = only(tmp_path, "run/data/0/step-2.*/*.safetensors")
+    flip(shard, place_of(shard, "model.z") + 5_900_000)
+    model = large(5)[0]
+    state = TrainingState(model=model, fingerprints={"data": "new"})
+    transfer = TransferOptions(fetches_in_flight=1, fetch_bytes=1 << 20)
+    with Checkpointer(tmp_path / "run", state, transfer=transfer) as checkpointer:
+        with pytest.raises(IncompatibleStateError, match="may hold tensors of step-2") as caught:
+            checkpointer.resume()
+        assert "allow=['data']" in caught.value.hint
+        assert (caught.value.facts["untouched"], caught.value.facts["damaged"]) == (False, ["step-2"])
+        assert model["a"][0].item() == 2.0
+        with pytest.raises(IncompatibleStateError) as caught:
+            checkpointer.resume(level="full")
+    assert "may hold" not in caught.value.message
 
 
 @pytest.mark.parametrize("what", ["a bit of the progress", "no shard", "a bit of a moment"])

@@ -40,7 +40,7 @@ def events():
 
 def traces(url):
     """Return the observed steps of each checkpoint's trace, by its name."""
-    found = {each.checkpoint_id: each.trace() for each in CheckpointStore.open(url).checkpoints()}
+    found = {each.checkpoint_id: each.trace() for each in CheckpointStore.open(url).checkpoints(include_set_aside=True)}
     return {
         name: None if trace is None else [each.global_step for each in Trace.from_json(trace).observations]
         for name, trace in found.items()

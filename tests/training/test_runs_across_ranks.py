@@ -12,8 +12,18 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from ckptstore import CheckpointStore
-from ckptstore.errors import DisagreementError, IncompatibleStateError
-from ckptstore.training import Checkpointer, GrownVocabulary, Matrix, Progress, TrainingState, models
+from ckptstore.errors import DisagreementError, IncompatibleStateError, InvalidInputError
+from ckptstore.training import (
+    Asked,
+    Checkpointer,
+    GrownVocabulary,
+    Matrix,
+    Meeting,
+    Progress,
+    TrainingState,
+    models,
+    resume,
+)
 
 ROWS = 10
 
@@ -106,6 +116,43 @@ def test_replicas_and_shards_go_on_as_one_run_would_on_other_numbers_of_ranks(ga
             assert same(at_resume, at_save)
             assert after == pytest.approx(losses[2:], rel=1e-5)
             assert verdict == "proved"
+
+
+class OneRow:
+    """FSDP2 with momentum: of three ranks only the first two have a row of the weight, on two both."""
+
+    def __init__(self, url, seed):
+        torch.manual_seed(seed)
+        self.model = fully_shard(nn.Linear(3, 2, bias=False))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.checkpointer = Checkpointer(url, TrainingState(model=self.model, optimizer=self.optimizer))
+
+    def step(self):
+        self.model(torch.ones(1, 3)).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def save_rows(url):
+    one = OneRow(url, 1)
+    one.step()
+    one.checkpointer.save()
+    one.checkpointer.close()
+    return everything(one.model, one.optimizer)
+
+
+def resume_rows(url):
+    one = OneRow(url, 2)
+    report = one.checkpointer.resume()
+    one.checkpointer.close()
+    return everything(one.model, one.optimizer), report.checks
+
+
+@pytest.mark.parametrize(("ranks", "now"), [(2, 3), (3, 2)])
+def test_a_rank_whose_shard_is_empty_has_lost_nothing(gang, tmp_path, ranks, now):
+    saved_rows = gang.values(ranks, save_rows, str(tmp_path / "run"))[0]
+    for found, _ in gang.values(now, resume_rows, str(tmp_path / "run")):
+        assert same(found, saved_rows)
 
 
 def refused(url, wrap):
@@ -319,3 +366,38 @@ def test_stages_that_contradict_each_other_are_refused_when_they_are_saved(gang,
     hints = gang.values(2, contradicting, str(tmp_path / "run"))
     assert "Give all ranks the same" in hints[0]
     assert CheckpointStore.open(tmp_path / "run").latest() is None
+
+
+class Faulty:
+    """Rank 1 has a trouble of its own: its optimizer holds what no model has, or it wants what no state has."""
+
+    def __init__(self, url, trouble):
+        model = nn.Linear(2, 2)
+        held = list(model.parameters())
+        if trouble == "an unknown parameter" and dist.get_rank() == 1:
+            held.append(nn.Parameter(torch.ones(2)))
+        optimizer = torch.optim.SGD(held, lr=0.1)
+        self.state = TrainingState(model=model, optimizer=optimizer)
+        self.asked = Asked(url, only=("nothing",) if trouble == "an unknown name" and dist.get_rank() == 1 else None)
+
+
+def resume_in_trouble(url, trouble):
+    if trouble is None:
+        Checkpointer(url, Faulty(url, trouble).state, background=False).save()
+        return None
+    faulty = Faulty(url, trouble)
+    with pytest.raises(InvalidInputError) as refused:
+        resume(faulty.state, faulty.asked, Meeting(seconds=5))
+    return refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [("an unknown parameter", "a parameter [2] that the model does not have"), ("an unknown name", "no such part")],
+)
+def test_what_one_rank_cannot_do_all_ranks_refuse_alike(gang, tmp_path, trouble, said):
+    gang.values(2, resume_in_trouble, str(tmp_path / "run"), None)
+    one, other = gang.values(2, resume_in_trouble, str(tmp_path / "run"), trouble)
+    assert one == other
+    assert one.startswith("Rank 1: ")
+    assert said in one
