@@ -519,7 +519,7 @@ def test_what_one_rank_sees_does_not_let_ranks_judge_apart(gang, tmp_path):
 
 
 def observe_on_one(root):
-    shared = Shared(root, 0, proof_steps=3)
+    shared = Shared(root, 0, proof_steps=3, background=False)
     shared.checkpointer.save()
     shared.tiny.progress.global_step += 1
     call = partial(shared.checkpointer.observe, loss=1.0) if shared.rank == 0 else shared.checkpointer.due
@@ -552,7 +552,7 @@ def test_what_one_rank_alone_observes_opens_no_window(gang, tmp_path):
 
 
 def record_apart(root):
-    shared = Shared(root, 0, proof_steps=3 + dist.get_rank())
+    shared = Shared(root, 0, proof_steps=3 + dist.get_rank(), background=False)
     with pytest.raises(DisagreementError, match=r"rank 0: save with proof_steps=3 .*rank 1: save with proof_steps=4"):
         shared.checkpointer.save()
     return True
@@ -563,7 +563,7 @@ def test_ranks_that_would_record_for_different_times_are_told_at_the_first_save(
 
 
 def observe_an_odd_rate(root):
-    shared = Shared(root, 0)
+    shared = Shared(root, 0, background=False)
     shared.checkpointer.save()
     if shared.rank == 1:
         shared.tiny.state.learning_rates = lambda: ["high"]
