@@ -142,11 +142,10 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
     ) -> None:
         """Say what the next save records; whether that ends well or not, it is used up. The coordinator's words count.
 
-        What stands behind the fingerprints, `documents`, is JSON by name, and is kept beside the manifest parts.
+        What stands behind the fingerprints, `documents`, is JSON by name, kept beside the manifest parts.
 
         Raises:
-            InvalidInputError: A value is not what it must be, all but the documents together take more than 16 KiB, or
-                they more than 16 MiB.
+            InvalidInputError: A value is not what it must be, or takes too much: 16 KiB for all, 16 MiB for documents.
         """
         behind = documents if isinstance(documents, Documents | None) else encode_documents(documents)
         said = Description(
@@ -225,10 +224,8 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.close()
-        else:  # the other ranks may not come; how a save ends is told at the process's end
-            self.let_go()
+        end = self.close if kind is None else self.let_go  # then others may not come; the process's end tells the rest
+        end()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save called `checkpoint_id`: all ranks agree on what it is, or all raise the same.

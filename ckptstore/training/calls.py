@@ -13,8 +13,8 @@ from ckptstore.events import Observer, silent
 from ckptstore.options import TransferOptions, check_flags, check_kinds
 from ckptstore.protocol.verify import Level
 from ckptstore.training import resuming, saving
+from ckptstore.training.asked import Asked
 from ckptstore.training.compat import Matrix
-from ckptstore.training.flow import Asked
 from ckptstore.training.gate import names_given
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.report import ResumeReport

@@ -18,15 +18,15 @@ from ckptstore.events import Observer, silent, tell
 from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.claim import Takeover
 from ckptstore.protocol.verify import Level
+from ckptstore.training.asked import Asked
 from ckptstore.training.compat import Matrix
 from ckptstore.training.ending import Ending
 from ckptstore.training.events import Resumed
-from ckptstore.training.flow import Asked
 from ckptstore.training.gate import names_given
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.recording import Recording
 from ckptstore.training.report import ResumeReport
-from ckptstore.training.resuming import resume
+from ckptstore.training.resuming import check_target, resume_or_begin, set_aside_above
 from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.saving import Said, save
 from ckptstore.training.schedule import Keep, Saved, Schedule
@@ -211,8 +211,7 @@ class Checkpointer:
             IncompatibleStateError: It may not be loaded here; every difference is named, and what would open the way.
             ResumeError: There are checkpoints, and none is whole.
             InvalidInputError: The run would go back to a checkpoint that is set aside itself. Nothing was changed.
-            CkptStoreError: See `training.resume`, and `CheckpointStore.rollback`: then the state is restored, and the
-                newer ones are not known to be set aside. Resume again.
+            CkptStoreError: See `training.resume`; or newer ones are not known to be set aside: resume again.
 
         If killed: all newer ones are set aside, where the run goes back, or none.
         """
@@ -229,18 +228,11 @@ class Checkpointer:
                 self._ending.end(saved=self._is_saved)
         with self._ending.watched():
             if goes_back:
-                self._meeting.led("target", lambda: _check_target(asked))
-            if source is not None:
-                report = resume(self.state, own, self._meeting)
-                if report.is_fresh:
-                    asked = replace(asked, url=os.fspath(source), only=taken)
-                    report = resume(self.state, asked, self._meeting)
-                else:
-                    asked = own
-            else:
-                report = resume(self.state, asked, self._meeting)
+                self._meeting.led("target", lambda: check_target(asked))
+            other = None if source is None else replace(asked, url=os.fspath(source), only=taken)
+            report, asked = resume_or_begin(self.state, asked if other is None else own, other, self._meeting)
             if goes_back:
-                report.set_aside = self._meeting.led("go back", lambda: _set_aside_above(asked, report))
+                report.set_aside = self._meeting.led("go back", lambda: set_aside_above(asked, report))
                 self._meeting.all_do("incarnation", self._begin_incarnation)
         self._last = self._now()
         is_own = not report.is_fresh and asked.url == self._url
@@ -428,23 +420,3 @@ class Checkpointer:
     def _now(self) -> Saved:
         progress = self.state.progress
         return Saved(progress.global_step, progress.epoch, self._clock.monotonic())
-
-
-def _check_target(asked: Asked) -> None:
-    """Check, before anything is loaded, that the run can go back to what was asked for."""
-    store = asked.open()
-    target = store.get(asked.checkpoint_id, step=asked.step, seq=asked.seq)
-    if target.seq not in {each.seq for each in store.checkpoints()}:
-        name = f"{target.checkpoint_id}@{target.seq}"
-        raise InvalidInputError(
-            f"{name} is set aside, so the run cannot go on from it.",
-            hint=f"Run `ckptstore restore {asked.url} {name}` first, or go back to another one.",
-            seq=target.seq,
-        )
-
-
-def _set_aside_above(asked: Asked, report: ResumeReport) -> tuple[str, ...]:
-    """Let the checkpoint that was resumed be the latest; return the names of those that were newer."""
-    store = asked.open()
-    seqs = store.rollback(f"{report.checkpoint_id}@{report.seq}", note="The training went back before it.")
-    return tuple(f"{store.get(seq=seq).checkpoint_id}@{seq}" for seq in seqs)

@@ -15,66 +15,24 @@ from functools import partial
 from typing import Any
 
 import storage_writers as sw
-from ckptstore import Checkpoint, CheckpointStore, TransferOptions
+from ckptstore import Checkpoint, CheckpointStore
 from ckptstore.errors import IncompatibleStateError, IntegrityError, ResumeError
-from ckptstore.events import Observer, silent
-from ckptstore.protocol.verify import Level
 from ckptstore.training import gradients, optimizers, rng, shares
+from ckptstore.training.asked import Asked
 from ckptstore.training.checks import Standing, Summed, failed, static_checks
-from ckptstore.training.compat import SAME, Matrix
+from ckptstore.training.compat import SAME
 from ckptstore.training.gate import Facts, GateReport, check
-from ckptstore.training.gradients import Targets
 from ckptstore.training.loaders import check_world_size, choose
 from ckptstore.training.meeting import Meeting
-from ckptstore.training.migrate import Migrator, plan
+from ckptstore.training.migrate import plan
 from ckptstore.training.migrating import forms_of, migrate
-from ckptstore.training.parts import OptimizerPart, Part, Tensors
+from ckptstore.training.parts import OptimizerPart, Part
 from ckptstore.training.report import ResumeReport
+from ckptstore.training.room import Room
 from ckptstore.training.sampler import BeforeFirst, ElasticSampler
 from ckptstore.training.saving import FINGERPRINTS, STATE
 from ckptstore.training.state import GRADIENTS, PENDING, RNG, STANDING, VALUES, TrainingState, local_key, nested
 from ckptstore.training.state import Facts as StateFacts
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What to resume from, and how carefully.
-
-    Args:
-        url: Root of the run.
-        checkpoint_id, step, seq: One checkpoint; without them the newest that is whole.
-        only: Components to take, such as `("model",)`; the rest stays as it is. None: all.
-        level: How deep a checkpoint is verified before it is chosen: `exists`, `etag` or `full`. Every byte is verified
-            when it is loaded, whatever this says.
-        matrix: Which changes of topology are allowed.
-        allow: Names of fingerprints, components and facts that may differ.
-        engine, storage_options, transfer: How the store is opened.
-        observer: Hears of the loads.
-    """
-
-    url: str
-    checkpoint_id: str | None = None
-    step: int | None = None
-    seq: int | None = None
-    only: tuple[str, ...] | None = None
-    level: Level = "exists"
-    matrix: Matrix | None = None
-    allow: Collection[str] = ()
-    engine: str | None = None
-    storage_options: Mapping[str, object] | None = None
-    transfer: TransferOptions | None = None
-    observer: Observer = silent
-
-    @property
-    def is_one(self) -> bool:
-        """Whether one checkpoint is meant, and no other will do."""
-        return (self.checkpoint_id, self.step, self.seq) != (None, None, None)
-
-    def open(self) -> CheckpointStore:
-        """Open the run."""
-        return CheckpointStore.open(
-            self.url, engine=self.engine, storage_options=self.storage_options, transfer=self.transfer
-        )
 
 
 @dataclass
@@ -419,30 +377,3 @@ def _refuse_skipped(skipped: Collection[str]) -> None:
 
 def _without_precision(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {kind: each for kind, each in facts.items() if kind != "precision"}
-
-
-@dataclass
-class Room:
-    """What was saved of a state, before the state is touched.
-
-    Args:
-        values: Of each part, beside tensors.
-        tensors: Memory for tensors, by key.
-        migrators: Who makes some of them.
-        migrated: Which of them are made so on any rank.
-        loaders: Of this rank's loaders.
-        rng: Of this rank's random numbers.
-        gradients: What gradients there are, by saved rank; empty between two optimizer steps.
-        pending: Room for these.
-        without_state: Parameters whose optimizer had nothing to say of them.
-    """
-
-    values: dict[str, Any] = field(default_factory=dict)
-    tensors: Tensors = field(default_factory=dict)
-    migrators: dict[str, Migrator] = field(default_factory=dict)
-    migrated: frozenset[str] = frozenset()
-    loaders: dict[str, Any] = field(default_factory=dict)
-    rng: Any = None
-    gradients: list[Any] = field(default_factory=list)
-    pending: Targets | None = None
-    without_state: tuple[str, ...] = ()

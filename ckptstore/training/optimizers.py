@@ -19,7 +19,7 @@ from ckptstore.errors import DisagreementError, IncompatibleStateError
 from ckptstore.training import nested
 from ckptstore.training.optimizer_fit import check_fit, check_layout, class_of, groups_of, unwrapped
 from ckptstore.training.param_groups import as_json, equal, fields_of, put_back
-from storage_writers.tensors import dtype_of, pieces
+from storage_writers.tensors import dtype_of, lasting_pieces
 
 SCALARS = frozenset({"step", "eta", "mu", "mu_product"})
 """State of torch's own optimizers that is one number for each parameter, whatever that parameter's shape."""
@@ -240,7 +240,7 @@ def digest_of(tensors: Mapping[str, torch.Tensor], *, max_bytes: int) -> dict[st
             break
         tensor = tensors[key]
         summary.update(f"{key}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        for piece in pieces(_local(tensor)):
+        for piece in lasting_pieces(_local(tensor)):
             taken = piece[: max_bytes - read]
             summary.update(taken)
             read += len(taken)

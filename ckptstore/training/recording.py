@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,10 +17,10 @@ import storage_writers as sw
 from ckptstore.clock import Clock
 from ckptstore.errors import CkptStoreError, InvalidInputError
 from ckptstore.events import Observer, tell
+from ckptstore.training.asked import Asked
 from ckptstore.training.batches import batch_digest, combined
 from ckptstore.training.compat import spelled
-from ckptstore.training.events import ProofEnded, TraceFailed
-from ckptstore.training.flow import Asked
+from ckptstore.training.events import ProofEnded
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.proof import Proof, compare
 from ckptstore.training.report import ResumeReport
@@ -29,6 +28,7 @@ from ckptstore.training.state import TrainingState
 from ckptstore.training.tolerances import Tolerances
 from ckptstore.training.trace import Conditions, Observation, Trace
 from ckptstore.training.update_norm import UpdateNorm
+from ckptstore.training.writing import Writing
 
 MAX_WINDOWS = 4
 """Saves whose steps are recorded at once: of more, the first is recorded for fewer steps. And writes at once."""
@@ -110,7 +110,7 @@ class Recording:
         """On this rank, since it was found that nobody observes."""
         self._differs = False
         """On rank 0: the comparison can be ended."""
-        self._writes: list[tuple[str, threading.Thread]] = []
+        self._writing = Writing(observer, clock, at_once=MAX_WINDOWS)
 
     def begin(self, name: str, future: sw.SaveFuture | None, *, seq: int | None) -> None:
         """Record the steps after a save. Collective.
@@ -223,14 +223,10 @@ class Recording:
                 proof = self._proof(window)
             self._end_with(proof, window)
         self._stop_measuring()
-        for name, thread in self._writes:
-            thread.join(max(0.0, until - self._clock.monotonic()))
-            if thread.is_alive():
-                self._tell_failed(name, "it was not written in time")
-        self._writes = []
+        self._writing.wait(until)
         self._write_committed()
         while self._uncommitted:
-            self._tell_failed(self._uncommitted.popleft().name, _UNKNOWN)
+            self._writing.tell_failed(self._uncommitted.popleft().name, _UNKNOWN)
 
     def _observed(self, loss: Any, grad_norm: Any, batch_ids: Iterable[Any] | None) -> tuple[Observation, bool]:
         """Return what all ranks together say of a step, and whether a comparison can be ended, as rank 0 knows.
@@ -334,7 +330,7 @@ class Recording:
         if self._meeting.rank == 0:
             _log.log(logging.INFO if proof.is_proved else logging.WARNING, "Resume from %s: %s", name, proof.table())
             if proof.is_proved and self._is_own:
-                self._write(partial(_prove, self._asked, seq, proof.summary()), name)
+                self._writing.begin(partial(_prove, self._asked, seq, proof.summary()), name)
 
     def _close(self, windows: Iterable[_Window]) -> None:
         """Let these be over; on rank 0 write each that is, as soon as its save is committed."""
@@ -344,43 +340,17 @@ class Recording:
                 self._uncommitted.append(window)
         self._write_committed()
         while len(self._uncommitted) > MAX_WINDOWS:
-            self._tell_failed(self._uncommitted.popleft().name, _UNKNOWN)
+            self._writing.tell_failed(self._uncommitted.popleft().name, _UNKNOWN)
 
     def _write_committed(self) -> None:
         for window in [each for each in self._uncommitted if each.is_settled()]:
             self._uncommitted.remove(window)
             if window.seq is not None:
-                self._write(partial(self._store, window.seq, window), window.name)
+                self._writing.begin(partial(self._store, window.seq, window), window.name)
 
     def _store(self, seq: int, window: _Window) -> None:
         store = self._asked.open()
         store.write_trace(store.get(seq=seq), self._trace(window).as_json())
-
-    def _write(self, work: Callable[[], object], name: str) -> None:
-        """Write something that nothing but a proof depends on, while the training goes on."""
-
-        def write() -> None:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001  (whatever it is, the training goes on)
-                self._tell_failed(name, str(error))
-
-        self._writes = [each for each in self._writes if each[1].is_alive()]
-        if len(self._writes) >= MAX_WINDOWS:
-            self._tell_failed(name, "the store is too slow")
-            return
-        # A daemon: the process's end must not wait for a store that hangs.
-        thread = threading.Thread(target=write, name="ckptstore-trace", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # no thread to be had
-            self._tell_failed(name, str(error))
-            return
-        self._writes.append((name, thread))
-
-    def _tell_failed(self, name: str, reason: str) -> None:
-        tell(self._observer, TraceFailed(name, reason))
-        _log.warning("The trace or the proof of %s was not written: %s", name, reason)
 
     def _start_measuring(self) -> None:
         """Remember the weights as they are. The first time, ranks agree on what is measured."""

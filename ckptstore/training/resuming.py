@@ -7,7 +7,8 @@ from functools import partial
 
 from ckptstore import CheckpointStore
 from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError, ResumeError
-from ckptstore.training.flow import Asked, Flow
+from ckptstore.training.asked import Asked
+from ckptstore.training.flow import Flow
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.report import PassedOver, ResumeReport
 from ckptstore.training.state import TrainingState
@@ -67,6 +68,20 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
     return ResumeReport(world_size=meeting.world_size)
 
 
+def resume_or_begin(
+    state: TrainingState, own: Asked, other: Asked | None, meeting: Meeting
+) -> tuple[ResumeReport, Asked]:
+    """Resume from this run; where it has nothing of its own, from another one. Return from which.
+
+    Raises:
+        CkptStoreError: See `resume`.
+    """
+    report = resume(state, own, meeting)
+    if other is None or not report.is_fresh:
+        return report, own
+    return resume(state, other, meeting), other
+
+
 def _check_only(state: TrainingState, only: Sequence[str] | None) -> None:
     if only is None:
         return
@@ -107,3 +122,34 @@ def _steps_lost(passed_over: list[PassedOver], step: int | None) -> int | None:
         return 0
     newest = passed_over[0].global_step
     return None if newest is None or step is None else max(0, newest - step)
+
+
+def check_target(asked: Asked) -> None:
+    """Check, before anything is loaded, that the run can go back to what was asked for.
+
+    Raises:
+        InvalidInputError: It is set aside itself.
+        CkptStoreError: See `CheckpointStore.get`.
+    """
+    store = asked.open()
+    target = store.get(asked.checkpoint_id, step=asked.step, seq=asked.seq)
+    if target.seq not in {each.seq for each in store.checkpoints()}:
+        name = f"{target.checkpoint_id}@{target.seq}"
+        raise InvalidInputError(
+            f"{name} is set aside, so the run cannot go on from it.",
+            hint=f"Run `ckptstore restore {asked.url} {name}` first, or go back to another one.",
+            seq=target.seq,
+        )
+
+
+def set_aside_above(asked: Asked, report: ResumeReport) -> tuple[str, ...]:
+    """Let the checkpoint that was resumed be the latest; return the names of those that were newer.
+
+    Raises:
+        CkptStoreError: See `CheckpointStore.rollback`.
+
+    If killed: all of them are set aside, or none.
+    """
+    store = asked.open()
+    seqs = store.rollback(f"{report.checkpoint_id}@{report.seq}", note="The training went back before it.")
+    return tuple(f"{store.get(seq=seq).checkpoint_id}@{seq}" for seq in seqs)

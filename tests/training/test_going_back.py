@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ckptstore import CheckpointStore, InvalidInputError
-from ckptstore.training import Asked, Checkpointer, Meeting, TrainingState, resume
+from ckptstore.training import Checkpointer, TrainingState, resume
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_language import Program
@@ -130,7 +130,7 @@ def test_an_older_one_of_another_run_and_the_plain_function_set_nothing_aside(tm
     other = Small(str(tmp_path / "other"))
     assert other.checkpointer.resume(source=url, step=1).set_aside == ()
     state = Small(url).state
-    assert resume(state, Asked(url, step=1), Meeting()).global_step == 1
+    assert resume(state, url, step=1).global_step == 1
     assert names(url) == expected
 
 

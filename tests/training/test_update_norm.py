@@ -13,7 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from ckptstore.errors import InvalidInputError
-from ckptstore.training import Meeting, update_norm
+from ckptstore.training import update_norm
+from ckptstore.training.meeting import Meeting
 from ckptstore.training.update_norm import UpdateNorm
 
 

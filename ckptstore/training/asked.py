@@ -1,0 +1,52 @@
+"""What to resume from, and how carefully."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from ckptstore import CheckpointStore, TransferOptions
+from ckptstore.events import Observer, silent
+from ckptstore.protocol.verify import Level
+from ckptstore.training.compat import Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to resume from, and how carefully.
+
+    Args:
+        url: Root of the run.
+        checkpoint_id, step, seq: One checkpoint; without them the newest that is whole.
+        only: Components to take, such as `("model",)`; the rest stays as it is. None: all.
+        level: How deep a checkpoint is verified before it is chosen: `exists`, `etag` or `full`. Every byte is verified
+            when it is loaded, whatever this says.
+        matrix: Which changes of topology are allowed.
+        allow: Names of fingerprints, components and facts that may differ.
+        engine, storage_options, transfer: How the store is opened.
+        observer: Hears of the loads.
+    """
+
+    url: str
+    checkpoint_id: str | None = None
+    step: int | None = None
+    seq: int | None = None
+    only: tuple[str, ...] | None = None
+    level: Level = "exists"
+    matrix: Matrix | None = None
+    allow: Collection[str] = ()
+    engine: str | None = None
+    storage_options: Mapping[str, object] | None = None
+    transfer: TransferOptions | None = None
+    observer: Observer = silent
+
+    @property
+    def is_one(self) -> bool:
+        """Whether one checkpoint is meant, and no other will do."""
+        return (self.checkpoint_id, self.step, self.seq) != (None, None, None)
+
+    def open(self) -> CheckpointStore:
+        """Open the run."""
+        return CheckpointStore.open(
+            self.url, engine=self.engine, storage_options=self.storage_options, transfer=self.transfer
+        )
