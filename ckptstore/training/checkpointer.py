@@ -23,6 +23,7 @@ from ckptstore.training.ending import Ending
 from ckptstore.training.events import Resumed
 from ckptstore.training.flow import Asked
 from ckptstore.training.gate import names_given
+from ckptstore.training.going_back import check_target, set_aside_above
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.recording import Recording
 from ckptstore.training.report import ResumeReport
@@ -216,7 +217,7 @@ class Checkpointer:
                 self._ending.end(saved=self._is_saved)
         with self._ending.watched():
             if goes_back:
-                self._meeting.led("target", lambda: _check_target(asked))
+                self._meeting.led("target", lambda: check_target(asked))
             if source is not None:
                 report = resume(self.state, own, self._meeting)
                 if report.is_fresh:
@@ -227,7 +228,7 @@ class Checkpointer:
             else:
                 report = resume(self.state, asked, self._meeting)
             if goes_back:
-                report.set_aside = self._meeting.led("go back", lambda: _set_aside_above(asked, report))
+                report.set_aside = self._meeting.led("go back", lambda: set_aside_above(asked, report))
                 self._meeting.all_do("incarnation", self._begin_incarnation)
         self._last = self._now()
         is_own = not report.is_fresh and asked.url == self._url
@@ -412,23 +413,3 @@ class Checkpointer:
     def _now(self) -> Saved:
         progress = self.state.progress
         return Saved(progress.global_step, progress.epoch, self._clock.monotonic())
-
-
-def _check_target(asked: Asked) -> None:
-    """Check, before anything is loaded, that the run can go back to what was asked for."""
-    store = asked.open()
-    target = store.get(asked.checkpoint_id, step=asked.step, seq=asked.seq)
-    if target.seq not in {each.seq for each in store.checkpoints()}:
-        name = f"{target.checkpoint_id}@{target.seq}"
-        raise InvalidInputError(
-            f"{name} is set aside, so the run cannot go on from it.",
-            hint=f"Run `ckptstore restore {asked.url} {name}` first, or go back to another one.",
-            seq=target.seq,
-        )
-
-
-def _set_aside_above(asked: Asked, report: ResumeReport) -> tuple[str, ...]:
-    """Let the checkpoint that was resumed be the latest; return the names of those that were newer."""
-    store = asked.open()
-    seqs = store.rollback(f"{report.checkpoint_id}@{report.seq}", note="The training went back before it.")
-    return tuple(f"{store.get(seq=seq).checkpoint_id}@{seq}" for seq in seqs)

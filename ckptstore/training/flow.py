@@ -23,13 +23,13 @@ from ckptstore.training import gradients, optimizers, rng, shares
 from ckptstore.training.checks import Standing, Summed, failed, static_checks
 from ckptstore.training.compat import SAME, Matrix
 from ckptstore.training.gate import Facts, GateReport, check
-from ckptstore.training.gradients import Targets
 from ckptstore.training.loaders import check_world_size, choose
 from ckptstore.training.meeting import Meeting
-from ckptstore.training.migrate import Migrator, plan
+from ckptstore.training.migrate import plan
 from ckptstore.training.migrating import forms_of, migrate
-from ckptstore.training.parts import OptimizerPart, Part, Tensors
+from ckptstore.training.parts import OptimizerPart, Part
 from ckptstore.training.report import ResumeReport
+from ckptstore.training.room import Room
 from ckptstore.training.sampler import BeforeFirst, ElasticSampler
 from ckptstore.training.saving import FINGERPRINTS, STATE
 from ckptstore.training.state import GRADIENTS, PENDING, RNG, STANDING, VALUES, TrainingState, local_key, nested
@@ -342,9 +342,8 @@ class Flow:
         """
         if self.asked.only is not None:
             return ()
-        saved, now = self.meeting.all_do("standing", self._standings)
-        apart = gate.fresh | gate.left
-        saved, now = saved.without(apart), now.without(apart)
+        stood = self.meeting.all_do("standing", self._standings)
+        saved, now = (each.without(gate.fresh | gate.left) for each in stood)
         held = self.meeting.all_do("moments", lambda: {name: self._moments_here(name) for name in sorted(now.moments)})
         summed = {
             name: self._summed(name, room, held[name])
@@ -419,30 +418,3 @@ def _refuse_skipped(skipped: Collection[str]) -> None:
 
 def _without_precision(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {kind: each for kind, each in facts.items() if kind != "precision"}
-
-
-@dataclass
-class Room:
-    """What was saved of a state, before the state is touched.
-
-    Args:
-        values: Of each part, beside tensors.
-        tensors: Memory for tensors, by key.
-        migrators: Who makes some of them.
-        migrated: Which of them are made so on any rank.
-        loaders: Of this rank's loaders.
-        rng: Of this rank's random numbers.
-        gradients: What gradients there are, by saved rank; empty between two optimizer steps.
-        pending: Room for these.
-        without_state: Parameters whose optimizer had nothing to say of them.
-    """
-
-    values: dict[str, Any] = field(default_factory=dict)
-    tensors: Tensors = field(default_factory=dict)
-    migrators: dict[str, Migrator] = field(default_factory=dict)
-    migrated: frozenset[str] = frozenset()
-    loaders: dict[str, Any] = field(default_factory=dict)
-    rng: Any = None
-    gradients: list[Any] = field(default_factory=list)
-    pending: Targets | None = None
-    without_state: tuple[str, ...] = ()
