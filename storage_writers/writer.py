@@ -148,10 +148,8 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
             InvalidInputError: A value is not what it must be, or takes too much: 16 KiB for all, 16 MiB for documents.
         """
         behind = documents if isinstance(documents, Documents | None) else encode_documents(documents)
-        said = Description(
-            global_step, parallelism or {}, training_state or {}, metrics or {}, fingerprints or {}, tags, behind
-        )
-        self._session.descriptions.say(said)
+        tables = parallelism or {}, training_state or {}, metrics or {}, fingerprints or {}
+        self._session.descriptions.say(Description(global_step, *tables, tags, behind))
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Begin to copy the state into host memory, for the background save that `dcp.async_save` begins now.

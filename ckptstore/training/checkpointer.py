@@ -194,8 +194,7 @@ class Checkpointer:
         deleted; `ckptstore restore` undoes it. What is saved then is another lineage, and a new incarnation saves it.
 
         Where newer ones are damaged and nobody asked for an older one, they stay as they are: it may have been the
-        network. The next save is newer than they, and later ones are tried in the order of their commits: they are
-        tried again only if all that was saved after them is damaged too.
+        network. The next save is newer: they are tried again only if all that was saved after them is damaged too.
 
         Args:
             source: Another run to begin from, as fine-tuning does, as long as this one has no checkpoint of its own.
@@ -411,9 +410,8 @@ class Checkpointer:
     def _tell_resumed(self, report: ResumeReport, seconds: float) -> None:
         assert report.checkpoint_id is not None  # noqa: S101  (it is not fresh)
         assert report.seq is not None  # noqa: S101  (the same)
-        changed = report.saved_world_size != report.world_size
-        event = Resumed(report.checkpoint_id, report.seq, report.global_step, report.steps_lost, seconds, changed)
-        tell(self._observer, event)
+        name, changed = report.checkpoint_id, report.saved_world_size != report.world_size
+        tell(self._observer, Resumed(name, report.seq, report.global_step, report.steps_lost, seconds, changed))
         if self._meeting.rank == 0:
             _log.info("%s", report.table())
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import storage_writers as sw
 from ckptstore import Checkpoint, CheckpointStore
-from ckptstore.errors import IncompatibleStateError, IntegrityError, ResumeError
+from ckptstore.errors import CkptStoreError, IncompatibleStateError, IntegrityError, ResumeError
 from ckptstore.training import gradients, optimizers, rng, shares
 from ckptstore.training.asked import Asked
 from ckptstore.training.checks import Standing, Summed, failed, static_checks
@@ -267,9 +267,11 @@ class Flow:
         for name, value in room.values.items():
             prefix = f"{name}."
             own = {key: each for key, each in room.tensors.items() if key.startswith(prefix)}
-            self.state.parts[name].put(value, own)
+            with _telling_what_is_torn(name):
+                self.state.parts[name].put(value, own)
         for name, place in room.loaders.items():
-            self.state.loaders[name].load_state_dict(place)
+            with _telling_what_is_torn(name):
+                self.state.loaders[name].load_state_dict(place)
         if room.pending is not None:
             gradients.apply(
                 self.state.parameters,
@@ -364,6 +366,23 @@ class Flow:
         missing = (given - here) | (set() if is_remade else kept - anywhere)
         more = (here - given) | (set() if is_remade else anywhere - kept)
         return Summed(tuple(sorted(missing)), tuple(sorted(more)), dropped)
+
+
+@contextmanager
+def _telling_what_is_torn(name: str) -> Iterator[None]:
+    """Let an error of the user's own object name it, and say that others are restored already."""
+    try:
+        yield
+    except CkptStoreError:
+        raise
+    except Exception as error:
+        raise ResumeError(
+            f"{name} does not take what was saved: {type(error).__name__}: {error!s:.300}. Other parts are restored "
+            "already, so the state is a mixture now.",
+            hint="Build it as it was when it was saved, and the whole state anew before it trains.",
+            component=name,
+            untouched=False,
+        ) from error
 
 
 def _refuse_skipped(skipped: Collection[str]) -> None:
