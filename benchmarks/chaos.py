@@ -119,6 +119,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--jobs", type=count, default=2, help="points at a time. [2]")
     parser.add_argument("--results", type=Path, metavar="FOLDER", help="instead of benchmarks/results")
     given = parser.parse_args(argv)
+    about = {"modes": MODES, "points": given.points, "jobs": given.jobs, "setting": SMALL}
     rows, bad = [], 0
     for name, variant in VARIANTS.items():
         began = time.monotonic()
@@ -128,8 +129,7 @@ def main(argv: list[str]) -> int:
         rows.append(row)
         bad += ended.code != 0
         print(ended.output if ended.code else "", {key: row[key] for key in row if key not in ("list", "command")})
-    about = {"modes": MODES, "points": given.points, "jobs": given.jobs, "setting": SMALL}
-    print(results.write("chaos", rows, about=about, folder=given.results))
+        print(results.write("chaos", rows, about=about, folder=given.results))  # after each: all take an hour
     return 1 if bad else 0
 
 
