@@ -87,6 +87,8 @@ class Flow:
                 *([RNG] if random else []),
             ),
             without_state=room.without_state,
+            frozen_otherwise=room.frozen_otherwise,
+            lost_from=self.store.lost_from,
             random=random,
             checks=checks,
             bytes_fetched=fetched,
@@ -179,6 +181,7 @@ class Flow:
                 room.tensors |= part.targets(value)
                 if isinstance(part, OptimizerPart):
                     room.without_state += tuple(key for key, each in value["parameters"].items() if not each["state"])
+                    room.frozen_otherwise += tuple(_frozen_otherwise(part, value))
         if self.asked.only is None:
             self._make_room_for_ranks(room, gate, elsewhere)
         saved = forms_of(self.checkpoint)
@@ -282,6 +285,9 @@ class Flow:
             )
         if self.asked.only is not None:
             return ()
+        for name, sampler in self.state.samplers.items():
+            if name not in room.values and isinstance(sampler, ElasticSampler):
+                sampler.begin_epoch(self.state.progress.epoch)  # it begins anew, and the count of epochs goes on
         at = self.checkpoint
         seed = rng.derived_seed(self.store.run or "", at.global_step or 0, self.meeting.rank)
         restore = partial(rng.restore, room.rng, self.state.generators, seed=seed)
@@ -366,6 +372,14 @@ class Flow:
         missing = (given - here) | (set() if is_remade else kept - anywhere)
         more = (here - given) | (set() if is_remade else anywhere - kept)
         return Summed(tuple(sorted(missing)), tuple(sorted(more)), dropped)
+
+
+def _frozen_otherwise(part: OptimizerPart, saved: Mapping[str, Any]) -> Iterator[str]:
+    words = {True: "trained", False: "frozen"}
+    for name, parameter in part.parameters.items():
+        was = saved["parameters"].get(name, {}).get("trainable", parameter.requires_grad)
+        if was != parameter.requires_grad:
+            yield f"{name}: {words[was]} then, {words[parameter.requires_grad]} now"
 
 
 @contextmanager

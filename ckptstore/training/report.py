@@ -48,6 +48,9 @@ class ResumeReport:
         unchecked: Fingerprints that were not saved: nothing says whether they are the same.
         restored: Components, in order.
         without_state: Parameters that have no moments, because they had none when saved.
+        frozen_otherwise: Parameters that were trained then and are frozen now, or the other way round. The program says
+            which are; nothing of it is restored.
+        lost_from: The slot from which on the log has lost records, as far as is known. What they committed is not there.
         random: What was done for random numbers.
         checks: What was compared after everything was restored.
         bytes_fetched: By this rank.
@@ -76,6 +79,8 @@ class ResumeReport:
     unchecked: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
     without_state: tuple[str, ...] = ()
+    frozen_otherwise: tuple[str, ...] = ()
+    lost_from: int | None = None
     random: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     bytes_fetched: int = 0
@@ -108,6 +113,8 @@ class ResumeReport:
             *([("not compared", f"{_some(self.unchecked)}: not saved")] if self.unchecked else []),
             ("restored", ", ".join(self.restored)),
             *([("no moments", _some(self.without_state))] if self.without_state else []),
+            *([("frozen", _some(self.frozen_otherwise))] if self.frozen_otherwise else []),
+            *([("lost", f"records from slot {self.lost_from} on")] if self.lost_from is not None else []),
             *(("random numbers", each) for each in self.random),
             *(("checked", each) for each in self.checks),
             ("fetched", f"{self.bytes_fetched} bytes in {sum(self.seconds.values()):.2f} s"),

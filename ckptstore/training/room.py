@@ -24,6 +24,7 @@ class Room:
         gradients: What gradients there are, by saved rank; empty between two optimizer steps.
         pending: Room for these.
         without_state: Parameters whose optimizer had nothing to say of them.
+        frozen_otherwise: Parameters that were trained and are frozen, or the other way round, with which.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -35,3 +36,4 @@ class Room:
     gradients: list[Any] = field(default_factory=list)
     pending: Targets | None = None
     without_state: tuple[str, ...] = ()
+    frozen_otherwise: tuple[str, ...] = ()

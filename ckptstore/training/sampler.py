@@ -198,6 +198,15 @@ class ElasticSampler(Sampler[list[int]]):
         """Return where the sampler is, and of which order. It is the same on every rank."""
         return {**self.order, "epoch": self._epoch, "cursor": self._cursor}
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch. Iterations begun before are over.
+
+        Raises:
+            InvalidInputError: There is no such epoch.
+        """
+        self._epoch, self._cursor, self._given = _check_whole("epoch", epoch, below=LARGEST), 0, None
+        self._loads += 1
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another sampler was, of whatever batch size and world size. Iterations begun before are over.
 
