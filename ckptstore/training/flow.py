@@ -30,7 +30,7 @@ from ckptstore.training.parts import OptimizerPart, Part
 from ckptstore.training.report import ResumeReport
 from ckptstore.training.room import Room
 from ckptstore.training.sampler import BeforeFirst, ElasticSampler
-from ckptstore.training.saving import FINGERPRINTS, STATE
+from ckptstore.training.saving import FINGERPRINTS, RANKS_DIFFER, STATE
 from ckptstore.training.state import GRADIENTS, PENDING, RNG, STANDING, VALUES, TrainingState, local_key, nested
 from ckptstore.training.state import Facts as StateFacts
 
@@ -88,6 +88,7 @@ class Flow:
             ),
             without_state=room.without_state,
             frozen_otherwise=room.frozen_otherwise,
+            of_one_rank=tuple(map(str, commit.training_state.get(RANKS_DIFFER, ()))),
             lost_from=self.store.lost_from,
             random=random,
             checks=checks,

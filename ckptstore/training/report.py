@@ -50,7 +50,9 @@ class ResumeReport:
         without_state: Parameters that have no moments, because they had none when saved.
         frozen_otherwise: Parameters that were trained then and are frozen now, or the other way round. The program says
             which are; nothing of it is restored.
-        lost_from: The slot from which on the log has lost records, as far as is known. What they committed is not there.
+        of_one_rank: Components of which ranks held different tensors under the same names when saved: of each tensor
+            there is one rank's.
+        lost_from: The slot from which on the log has lost records, as far as is known; what they committed is gone.
         random: What was done for random numbers.
         checks: What was compared after everything was restored.
         bytes_fetched: By this rank.
@@ -80,6 +82,7 @@ class ResumeReport:
     restored: tuple[str, ...] = ()
     without_state: tuple[str, ...] = ()
     frozen_otherwise: tuple[str, ...] = ()
+    of_one_rank: tuple[str, ...] = ()
     lost_from: int | None = None
     random: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
@@ -114,6 +117,7 @@ class ResumeReport:
             ("restored", ", ".join(self.restored)),
             *([("no moments", _some(self.without_state))] if self.without_state else []),
             *([("frozen", _some(self.frozen_otherwise))] if self.frozen_otherwise else []),
+            *([("of one rank", f"{_some(self.of_one_rank)}: ranks held others")] if self.of_one_rank else []),
             *([("lost", f"records from slot {self.lost_from} on")] if self.lost_from is not None else []),
             *(("random numbers", each) for each in self.random),
             *(("checked", each) for each in self.checks),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch.distributed.tensor import DTensor
 
@@ -14,7 +15,7 @@ import storage_writers as sw
 from ckptstore.errors import DisagreementError
 from ckptstore.format.checksum import hexdigest
 from ckptstore.format.documents import Documents, encode_documents
-from ckptstore.training import shares
+from ckptstore.training import sampled, shares
 from ckptstore.training.meeting import Meeting, digest_of, union
 from ckptstore.training.progress import Progress
 from ckptstore.training.schedule import Keep
@@ -22,6 +23,8 @@ from ckptstore.training.state import VALUES, Captured, Facts, TrainingState
 
 STATE, FINGERPRINTS = "state", "fingerprints"
 """The names of two documents: what a state is made of, and what stands behind its fingerprints."""
+RANKS_DIFFER = "ranks_differ"
+"""In the record: components of which ranks held different tensors under the same names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ def save(
                 "lr": state.learning_rates()[:64],
                 "scale": state.scales()[:64],
                 **({} if said.keep is None else {"keep": said.keep.as_json}),
+                **({RANKS_DIFFER: list(unlike.tensors)} if unlike.tensors else {}),
             },
             metrics=said.metrics,
             fingerprints=_digests(state) if meeting.rank == 0 else None,
@@ -86,6 +90,8 @@ def save(
         )
 
     meeting.all_do("describe", describe)
+    if meeting.rank == 0:
+        _warn_once(state, unlike.tensors)
     without = _given_by_others(meeting, held, unlike)
     own = frozenset(name for name, holders in unlike.values.items() if meeting.rank in holders)
     plain = held.captured.state_dict(meeting.rank, own=own, without=without)
@@ -106,19 +112,22 @@ class _Held:
         captured: Its part of the checkpoint.
         facts: What its state is made of.
         buffers: Keys of those that are no shares of anything.
+        samples: Digests of a few elements of the tensors of each component.
     """
 
     captured: Captured
     facts: Facts
     buffers: Sequence[str]
+    samples: Mapping[str, str]
 
     @property
     def digests(self) -> dict[str, str]:
         values = {f"{VALUES}/{name}": digest for name, digest in self.captured.digests.items()}
-        return {**values, STATE: self.facts.digest, _BUFFERS: digest_of({"names": self.buffers})}
+        samples = {f"{_SAMPLES}/{name}": digest for name, digest in self.samples.items()}
+        return {**values, **samples, STATE: self.facts.digest, _BUFFERS: digest_of({"names": self.buffers})}
 
 
-_BUFFERS = "buffers"
+_BUFFERS, _SAMPLES = "buffers", "samples"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +138,13 @@ class _Unlike:
         values: By component, the lowest rank of each digest; of those in which ranks differ.
         facts: The same of what states are made of; empty if all are alike.
         buffers: The same of which buffers there are.
+        tensors: Components whose tensors differ, though ranks are made of the same: one rank's are stored.
     """
 
     values: Mapping[str, Sequence[int]]
     facts: Sequence[int]
     buffers: Sequence[int]
+    tensors: Sequence[str]
 
 
 def _held(state: TrainingState, meeting: Meeting) -> tuple[_Held, _Unlike]:
@@ -150,26 +161,56 @@ def _held(state: TrainingState, meeting: Meeting) -> tuple[_Held, _Unlike]:
             _ = state.fingerprints  # which may have files to read
         named = facts.values["models"].items()
         keys = [f"{component}.{name}" for component, said in named for name in said["buffers"]]
-        taken.append(_Held(captured, facts, [key for key in keys if not isinstance(captured.tensors[key], DTensor)]))
+        plain = [key for key in keys if not isinstance(captured.tensors[key], DTensor)]
+        taken.append(_Held(captured, facts, plain, {} if meeting.is_alone else _samples(state, captured, plain)))
         return taken[0].digests
 
     def judge(parts: Sequence[Mapping[str, str]]) -> _Unlike:
         holders = {key: _first_of_each([part.get(key) for part in parts]) for key in {*chain(*parts)}}
         start = len(f"{VALUES}/")
         values = {key[start:]: ranks for key, ranks in holders.items() if key.startswith(f"{VALUES}/") and ranks}
-        if wrong := sorted(values.keys() - taken[0].captured.mergeable.keys()):
-            key = f"{VALUES}/{wrong[0]}"
-            rank = next(rank for rank, part in enumerate(parts) if part.get(key) != parts[0].get(key))
+        start = len(f"{_SAMPLES}/")
+        tensors = [key[start:] for key, ranks in sorted(holders.items()) if key.startswith(f"{_SAMPLES}/") and ranks]
+        tensors = [] if holders[STATE] else tensors  # ranks that are made of other parts hold others
+        own = taken[0].captured.mergeable.keys()
+        if wrong := sorted({*values, *tensors} - own):
+            keys = {f"{VALUES}/{wrong[0]}", f"{_SAMPLES}/{wrong[0]}"}
+            rank = next(rank for rank, part in enumerate(parts) if any(part.get(k) != parts[0].get(k) for k in keys))
             raise DisagreementError(
                 f"Rank {rank} holds another {', '.join(wrong)} than rank 0.",
                 hint="Give all ranks the same, or pass what is each rank's own as loader= or PerRank.",
                 components=wrong,
                 rank=rank,
             )
-        return _Unlike(values, holders[STATE], holders[_BUFFERS])
+        return _Unlike(values, holders[STATE], holders[_BUFFERS], tensors)
 
     unlike = meeting.decide("capture", take, judge)
     return taken[0], unlike
+
+
+def _samples(state: TrainingState, captured: Captured, buffers: Sequence[str]) -> dict[str, str]:
+    handed_out = {name for name, module in state.models.items() if sampled.are_handed_out(module)}
+    left_out = {key for key in buffers if any(key.startswith(f"{name}.") for name in handed_out)}
+    return {
+        name: sampled.sample_of(
+            {key: each for key, each in captured.tensors.items() if key.startswith(f"{name}.")}, without=left_out
+        )
+        for name in state.parts
+    }
+
+
+def _warn_once(state: TrainingState, components: Sequence[str]) -> None:
+    if components and state not in _warned:
+        _warned.add(state)
+        _log.warning(
+            "Ranks hold different tensors of %s under the same names; for each tensor one rank's is saved. "
+            "Are they replicas that do not exchange gradients, or buffers that each counts for itself?",
+            ", ".join(components),
+        )
+
+
+_warned: WeakSet[TrainingState] = WeakSet()
+_log = logging.getLogger("ckptstore.training")
 
 
 def _first_of_each(digests: Sequence[str | None]) -> list[int]:

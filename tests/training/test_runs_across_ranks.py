@@ -14,11 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ckptstore import CheckpointStore
 from ckptstore.errors import DisagreementError, IncompatibleStateError, InvalidInputError
 from ckptstore.training import (
-    Asked,
     Checkpointer,
     GrownVocabulary,
     Matrix,
-    Meeting,
     Progress,
     TrainingState,
     models,
@@ -371,23 +369,23 @@ def test_stages_that_contradict_each_other_are_refused_when_they_are_saved(gang,
 class Faulty:
     """Rank 1 has a trouble of its own: its optimizer holds what no model has, or it wants what no state has."""
 
-    def __init__(self, url, trouble):
+    def __init__(self, trouble):
         model = nn.Linear(2, 2)
         held = list(model.parameters())
         if trouble == "an unknown parameter" and dist.get_rank() == 1:
             held.append(nn.Parameter(torch.ones(2)))
         optimizer = torch.optim.SGD(held, lr=0.1)
         self.state = TrainingState(model=model, optimizer=optimizer)
-        self.asked = Asked(url, only=("nothing",) if trouble == "an unknown name" and dist.get_rank() == 1 else None)
+        self.only = ("nothing",) if trouble == "an unknown name" and dist.get_rank() == 1 else None
 
 
 def resume_in_trouble(url, trouble):
     if trouble is None:
-        Checkpointer(url, Faulty(url, trouble).state, background=False).save()
+        Checkpointer(url, Faulty(trouble).state, background=False).save()
         return None
-    faulty = Faulty(url, trouble)
+    faulty = Faulty(trouble)
     with pytest.raises(InvalidInputError) as refused:
-        resume(faulty.state, faulty.asked, Meeting(seconds=5))
+        resume(faulty.state, url, only=faulty.only)
     return refused.value.message
 
 
