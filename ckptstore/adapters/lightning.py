@@ -170,7 +170,9 @@ class CheckpointCallback(Callback):  # type: ignore[misc]  # its library is not 
             self._ids, self._losses = [], []
             if losses:
                 assert self.checkpointer is not None  # noqa: S101  (the same)
-                self.checkpointer.observe(loss=torch.stack(losses).mean(), batch_ids=ids)  # type: ignore[arg-type]  # a tensor is read when it is wanted
+                self.checkpointer.observe(
+                    loss=torch.stack(losses).mean(), batch_ids=ids
+                )  # a tensor is read when it is wanted
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002  (as above)
         """End the pass over the data."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+import torch
 import torch.distributed as dist
 
 import storage_writers as sw
@@ -39,6 +40,7 @@ from storage_writers.roots import open_root
 from storage_writers.settling import WhenBusy
 
 _log = logging.getLogger("ckptstore.training")
+Number = float | torch.Tensor
 
 
 class Checkpointer:
@@ -319,7 +321,7 @@ class Checkpointer:
         return future
 
     def observe(
-        self, *, loss: float, grad_norm: float | None = None, batch_ids: Iterable[object] | None = None
+        self, *, loss: Number, grad_norm: Number | None = None, batch_ids: Iterable[object] | None = None
     ) -> None:
         """Say how a step went, after `progress` was moved on and before `due`. Call it on every rank, each step.
 
@@ -398,8 +400,7 @@ class Checkpointer:
         return self._saved_step == progress.global_step and not progress.micro_step and not has_failed
 
     def _begin_incarnation(self) -> None:
-        own = self._own
-        sw.begin_incarnation(open_root(self._url, engine=own.engine, storage_options=own.storage_options))
+        sw.begin_incarnation(open_root(self._url, engine=self._own.engine, storage_options=self._own.storage_options))
 
     def _begin(self) -> None:
         """Let no sampler restore random numbers any more: the training goes on."""
@@ -408,10 +409,9 @@ class Checkpointer:
                 each.begin()
 
     def _tell_resumed(self, report: ResumeReport, seconds: float) -> None:
-        assert report.checkpoint_id is not None  # noqa: S101  (it is not fresh)
-        assert report.seq is not None  # noqa: S101  (the same)
-        name, changed = report.checkpoint_id, report.saved_world_size != report.world_size
-        tell(self._observer, Resumed(name, report.seq, report.global_step, report.steps_lost, seconds, changed))
+        name, seq, changed = report.checkpoint_id, report.seq, report.saved_world_size != report.world_size
+        if name is not None and seq is not None:  # it is not fresh
+            tell(self._observer, Resumed(name, seq, report.global_step, report.steps_lost, seconds, changed))
         if self._meeting.rank == 0:
             _log.info("%s", report.table())
 
