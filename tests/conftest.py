@@ -1,5 +1,6 @@
 """What all tests share: real servers, and ranks as real processes."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from localstack.fixtures import (
     s3_url,
     seaweedfs,
 )
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background without it
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for `ranks` and `states`, here and in the processes that a gang starts

@@ -193,7 +193,7 @@ class Checkpointer:
         """Go on from the newest checkpoint of this run that is whole; a fresh start if there is none.
 
         Where one of this run is asked for, the run goes back to it: newer checkpoints are set aside, nothing is
-        deleted; `ckptstore restore` undoes it. What is saved then is another lineage, and a new incarnation saves it.
+        deleted; `ckptstore restore URL NAME@SEQ` undoes it. What is saved then is of a new incarnation.
 
         Where newer ones are damaged and nobody asked for an older one, they stay as they are: it may have been the
         network. The next save is newer: they are tried again only if all that was saved after them is damaged too.
