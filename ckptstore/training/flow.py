@@ -312,11 +312,8 @@ class Flow:
         saved, now = self.meeting.all_do("standing", self._standings)
         apart = gate.fresh | gate.left
         saved, now = saved.without(apart), now.without(apart)
-        held = self.meeting.all_do("moments", lambda: {name: self._moments_here(name) for name in sorted(now.moments)})
-        summed = {
-            name: self._summed(name, room, held[name])
-            for name in self.meeting.first_holders("laid out", self._laid_out_anew(gate, room, saved, now))
-        }
+        anew = self.meeting.first_holders("laid out", self._laid_out_anew(gate, room, saved, now))
+        summed = {name: self._summed(name, room) for name in anew}
 
         def judge() -> tuple[str, ...]:
             found = static_checks(saved, now, summed=summed)
@@ -351,12 +348,12 @@ class Flow:
             or (name in saved.moments and saved.moments[name].layout not in ("", each.layout))
         ]
 
-    def _summed(self, name: str, room: Room, here: set[str]) -> Summed:
+    def _summed(self, name: str, room: Room) -> Summed:
         """Return what became of an optimizer's moments, over all ranks. Collective.
 
         Ranks may hold the same ones, so names are compared, and whether anything is not zero at all.
         """
-        prefix = f"{name}."
+        prefix, here = f"{name}.", self.meeting.all_do("moments", lambda: self._moments_here(name))
         given = {key.removeprefix(prefix) for key in room.tensors if key.startswith(prefix)}
         anywhere = self.meeting.first_holders(f"moments/{name}", here).keys()
         is_remade = any(key.startswith(prefix) for key in room.migrated)

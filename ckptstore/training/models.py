@@ -21,9 +21,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ckptstore.errors import IncompatibleStateError, InvalidInputError, UnsupportedError
+from ckptstore.units import some
 
 EXTRA_STATE = "_extra_state"
-MAX_NAMED = 8
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -115,8 +115,8 @@ def set_extra_state(model: nn.Module, saved: Mapping[str, Any]) -> None:
     modules = _with_extra_state(model)
     missing, unexpected = sorted(modules.keys() - saved.keys()), sorted(saved.keys() - modules.keys())
     if missing or unexpected:
-        said = [f"none was saved for {_some(missing)}"] if missing else []
-        said += [f"the model takes none for {_some(unexpected)}"] if unexpected else []
+        said = [f"none was saved for {some(missing)}"] if missing else []
+        said += [f"the model takes none for {some(unexpected)}"] if unexpected else []
         raise IncompatibleStateError(
             f"The extra state does not fit: {'; '.join(said)}.",
             hint="Build the model as the saved run did.",
@@ -234,19 +234,19 @@ def _check_memory(held: list[_Held]) -> None:
     empty = [one.name for one in held if not is_lazy(one.tensor) and one.tensor.device.type == "meta"]
     if lazy:
         raise InvalidInputError(
-            f"{_some(lazy)} have no shape yet.",
+            f"{some(lazy)} have no shape yet.",
             hint="Run one forward pass of the lazy modules before the state is taken.",
             names=lazy[:200],
         )
     if away:
         raise UnsupportedError(
-            f"{_some(away)} are tensors that DeepSpeed's ZeRO keeps in parts.",
+            f"{some(away)} are tensors that DeepSpeed's ZeRO keeps in parts.",
             hint="Save with the engine's own `save_checkpoint`, or train with FSDP2 (`fully_shard`).",
             names=away[:200],
         )
     if empty:
         raise InvalidInputError(
-            f"{_some(empty)} lie on the meta device and have no memory.",
+            f"{some(empty)} lie on the meta device and have no memory.",
             hint="Call `model.to_empty(device=...)` before the state is taken or loaded.",
             names=empty[:200],
         )
@@ -264,7 +264,7 @@ def _stated(model: nn.Module) -> list[_Held]:
     ]
     if strange:
         raise UnsupportedError(
-            f"`state_dict` gives {_some(strange)}, which are no parameters or buffers of the model: "
+            f"`state_dict` gives {some(strange)}, which are no parameters or buffers of the model: "
             "what is loaded would not reach it.",
             hint="Let `get_extra_state` of the module give them, or save them as an object of their own.",
             keys=strange[:200],
@@ -310,8 +310,3 @@ def _has_extra_state(module: nn.Module) -> bool:
 
 def _joined(above: str, step: str) -> str:
     return f"{above}.{step}" if above else step
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more

@@ -48,9 +48,9 @@ def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def class_of(optimizer: torch.optim.Optimizer) -> str:
-    """Return the class's full name."""
-    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+def class_of(each: object) -> str:
+    """Return the full name of its class."""
+    return f"{type(each).__module__}.{type(each).__qualname__}"
 
 
 def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, int]:

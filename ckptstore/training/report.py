@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptstore.training.proof import Proof
+from ckptstore.units import some
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +106,19 @@ class ResumeReport:
             ("resumed from", f"{self.checkpoint_id} (step {self.global_step}, seq {self.seq}) of {self.url}"),
             *(("passed over", f"{each.checkpoint_id} (seq {each.seq}): {each.reason}") for each in self.passed_over),
             *([("steps lost", str(self.steps_lost))] if self.passed_over else []),
-            *([("set aside", _some(self.set_aside))] if self.set_aside else []),
+            *([("set aside", some(self.set_aside))] if self.set_aside else []),
             ("ranks", f"{self.saved_world_size} then, {self.world_size} now"),
             ("parallelism", f"{_shown(self.saved_parallelism)} then, {_shown(self.parallelism)} now"),
             ("allowed by", self.decision),
             *(("accepted", each) for each in self.accepted),
             *(("migrated", each) for each in self.migrated),
-            *([("begin anew", _some(self.fresh))] if self.fresh else []),
-            *([("left", _some(self.left))] if self.left else []),
-            *([("not compared", f"{_some(self.unchecked)}: not saved")] if self.unchecked else []),
+            *([("begin anew", some(self.fresh))] if self.fresh else []),
+            *([("left", some(self.left))] if self.left else []),
+            *([("not compared", f"{some(self.unchecked)}: not saved")] if self.unchecked else []),
             ("restored", ", ".join(self.restored)),
-            *([("no moments", _some(self.without_state))] if self.without_state else []),
-            *([("frozen", _some(self.frozen_otherwise))] if self.frozen_otherwise else []),
-            *([("of one rank", f"{_some(self.of_one_rank)}: ranks held others")] if self.of_one_rank else []),
+            *([("no moments", some(self.without_state))] if self.without_state else []),
+            *([("frozen", some(self.frozen_otherwise))] if self.frozen_otherwise else []),
+            *([("of one rank", f"{some(self.of_one_rank)}: ranks held others")] if self.of_one_rank else []),
             *([("lost", f"records from slot {self.lost_from} on")] if self.lost_from is not None else []),
             *(("random numbers", each) for each in self.random),
             *(("checked", each) for each in self.checks),
@@ -140,7 +141,3 @@ def _plain(value: Any) -> Any:
 
 def _shown(parallelism: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {degree}" for name, degree in sorted(parallelism.items())) or "not said"
-
-
-def _some(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")  # noqa: PLR2004

@@ -20,6 +20,7 @@ from ckptstore.training.fingerprints import Fingerprint, fingerprint
 from ckptstore.training.loaders import PerRank, source_of
 from ckptstore.training.meeting import digest_of
 from ckptstore.training.migrate import Migrator
+from ckptstore.training.optimizer_fit import class_of
 from ckptstore.training.parts import (
     ExtrasPart,
     ModelPart,
@@ -235,7 +236,7 @@ class TrainingState:
             "schedulers": {name: _scheduler(each) for name, each in self.schedulers.items()},
             "scalers": {name: bool(each.is_enabled()) for name, each in self.scalers.items()},
             "samplers": {name: _sampler(each) for name, each in self.samplers.items()},
-            "loaders": {name: _kind(each.stateful) for name, each in self.loaders.items()},
+            "loaders": {name: class_of(each.stateful) for name, each in self.loaders.items()},
             "precision": recorded(list(self.models.values()), self._given_precision),
         }
 
@@ -289,8 +290,10 @@ class TrainingState:
         """
         digests = {}
         for name, each in self.optimizers.items():
-            held = optimizers.capture(each, self.parameters).tensors if moments is None else moments[name]
-            found = optimizers.digest_of(held, max_bytes=DIGESTED_BYTES)
+            if moments is None:
+                found = optimizers.digest(each, self.parameters, max_bytes=DIGESTED_BYTES)
+            else:
+                found = optimizers.digest_of(moments[name], max_bytes=DIGESTED_BYTES)
             digests[name] = Moments(
                 int(found["tensors"]),
                 int(found["elements"]),
@@ -336,23 +339,19 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
 
 
-def _kind(each: Any) -> str:
-    return f"{type(each).__module__}.{type(each).__qualname__}"
-
-
 def _scheduler(each: Any) -> str:
     """Return its class, and those of the schedulers that it is made of."""
     inner = getattr(each, "_schedulers", ())
-    return f"{_kind(each)}({', '.join(map(_scheduler, inner))})" if inner else _kind(each)
+    return f"{class_of(each)}({', '.join(map(_scheduler, inner))})" if inner else class_of(each)
 
 
 def _sampler(each: Any) -> dict[str, Any]:
-    return {"class": _kind(each), **(each.order if isinstance(each, ElasticSampler) else {})}
+    return {"class": class_of(each), **(each.order if isinstance(each, ElasticSampler) else {})}
 
 
 def _check_stateful(name: str, each: Any) -> None:
     if not callable(getattr(each, "state_dict", None)) or not callable(getattr(each, "load_state_dict", None)):
         raise UnsupportedError(
-            f"{name} is a {_kind(each)}, which has no state_dict and load_state_dict.",
+            f"{name} is a {class_of(each)}, which has no state_dict and load_state_dict.",
             hint="Give it both, or put what is to be saved into extras={...}.",
         )

@@ -301,14 +301,20 @@ def test_a_save_in_flight_that_does_not_end_in_time_is_given_up(url, monkeypatch
     run.checkpointer.writer.wait()
 
 
-def test_a_last_save_that_fails_ends_the_run_all_the_same(url, stored, caplog):
+def down_at(name):
+    """Return a store that takes no shard of this checkpoint."""
+
     class Down(ForwardingStore):
         def open_upload(self, key, *, size):
-            if "step-4" in key:
+            if name in key:
                 raise UnavailableError("The store is down.")
             return super().open_upload(key, size=size)
 
-    stored(Down)
+    return Down
+
+
+def test_a_last_save_that_fails_ends_the_run_all_the_same(url, stored, caplog):
+    stored(down_at("step-4"))
     run = Run(url, every_steps=3)
 
     def work():
@@ -323,13 +329,7 @@ def test_a_last_save_that_fails_ends_the_run_all_the_same(url, stored, caplog):
 
 
 def test_a_save_before_that_failed_does_not_keep_the_last_one_from_being_made(url, stored, caplog):
-    class Down(ForwardingStore):
-        def open_upload(self, key, *, size):
-            if "step-3" in key:
-                raise UnavailableError("The store is down.")
-            return super().open_upload(key, size=size)
-
-    stored(Down)
+    stored(down_at("step-3"))
     run = Run(url, every_steps=3)
 
     def work():
