@@ -6,6 +6,7 @@ from ckptstore.cli.access import pointed
 from ckptstore.cli.documents import Document, findings_of
 from ckptstore.cli.render import print_line
 from ckptstore.errors import NotFoundError
+from ckptstore.format.layout import RUN_KEY
 from ckptstore.maintenance.scrub import Loss
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.verify import Verdict
@@ -26,7 +27,7 @@ def judged_document(verdict: Verdict, store: CheckpointStore, *, quarantined: bo
         "set_aside": aside,
         "ok": not findings,
         "retired": verdict.retired,
-        "objects": len(verdict.objects),
+        "objects": len({*verdict.objects} - {RUN_KEY}),
         "bytes_read": verdict.bytes_read,
         "findings": findings,
         "quarantined": quarantined,

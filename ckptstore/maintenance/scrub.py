@@ -143,7 +143,7 @@ class Scrub:
             level: Level = "full" if verdict.level == "full" else "exists"
             second = verify_data(self._again(), committed, level, options=self._options, wanted=doubtful.__contains__)
             found = {each.key for each in second.findings if each.is_damage}
-            marked = tuple(replace(each, confirmed=each.key in found) for each in verdict.findings)
+            marked = tuple(replace(each, confirmed=each.is_damage and each.key in found) for each in verdict.findings)
             verdict = without_retired(self._log, replace(verdict, findings=marked))
         self._known[committed.seq] = verdict
         return verdict

@@ -54,8 +54,9 @@ def verify_shards(
 ) -> dict[str, Damage]:
     """Hash every byte of `shards`, as `verify_shard` does, and return what is damaged, by path (I13).
 
-    `fetches_in_flight` threads read and hash. Together they hold `transfer_bytes` at most, with all else that this
-    process moves, and 32 bytes for each leaf of as many shards. No thread survives the call.
+    `fetches_in_flight` threads read and hash, or as many as there is room for. Together they hold `transfer_bytes` at
+    most, with all else that this process moves, and 32 bytes for each leaf of as many shards. No thread survives the
+    call.
 
     Args:
         store: Rooted at the run.
@@ -67,7 +68,9 @@ def verify_shards(
         CkptStoreError: The store could not be read; that is no verdict.
     """
     work = _Work(store, shards, options, watch)
-    work.run(max(1, options.fetches_in_flight))
+    # No more threads than reads have room: one that waits would keep the memory of the read that it made before.
+    room = options.transfer_bytes // min(options.fetch_bytes, options.transfer_bytes)
+    work.run(min(options.fetches_in_flight, room))
     return {path: Damage(found.error, tuple(sorted(found.tensors))) for path, found in work.damage.items()}
 
 
