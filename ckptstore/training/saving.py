@@ -15,10 +15,10 @@ import storage_writers as sw
 from ckptstore.errors import DisagreementError
 from ckptstore.format.checksum import hexdigest
 from ckptstore.format.documents import Documents, encode_documents
+from ckptstore.maintenance.retention import Keep
 from ckptstore.training import sampled, shares
 from ckptstore.training.meeting import Meeting, digest_of, union
 from ckptstore.training.progress import Progress
-from ckptstore.training.schedule import Keep
 from ckptstore.training.state import VALUES, Captured, Facts, TrainingState
 
 STATE, FINGERPRINTS = "state", "fingerprints"
