@@ -20,9 +20,10 @@ from ckptstore.protocol.log import Entry, RunLog
 from ckptstore.protocol.shares import Share
 from ckptstore.protocol.traces import write_trace
 from ckptstore.protocol.verify import Level, Progress, Verdict, readable_records, unwatched
+from ckptstore.retiring import Retiring
 
 
-class CheckpointStore:
+class CheckpointStore(Retiring):
     """A run: its root, its log, its checkpoints. Opening creates nothing and claims nothing."""
 
     def __init__(self, log: RunLog, transfer: TransferOptions, *, again: Callable[[], ObjectStore]) -> None:
