@@ -1,4 +1,4 @@
-"""Half an hour of a job of four ranks on SeaweedFS that is killed, stopped, throttled and cut off, while others collect.
+"""Half an hour of a job of four ranks on SeaweedFS that is killed, stopped, throttled, cut off, and collected.
 
 Ranks get SIGKILL and SIGSTOP at seeded moments; a whole job is stopped, another takes over, and the first wakes up; the
 server is restarted twice; the network is slow and refuses requests from time to time; `ckptstore gc` runs all the time.
@@ -35,7 +35,7 @@ from localstack.faults import s3_error
 from localstack.proxy import Proxy
 from localstack.seaweedfs import SeaweedFS
 
-KEEP, GRACE_SECONDS = 6, 20.0
+KEEP, GRACE_SECONDS = 6, 20
 END_SECONDS = 150.0
 """So long the other ranks may take to end when one is gone: the group's time-out, and a save that was under way."""
 READY_SECONDS = 120.0
@@ -135,7 +135,7 @@ class Ordeal:
             self._disturb(began, seconds)
         watching.kill()
         watching.join()
-        self._collect_once(grace=0.0)
+        self._collect_once(grace=0)
         return self._found(time.monotonic() - began)
 
     def _disturb(self, began: float, seconds: float) -> None:
@@ -230,7 +230,7 @@ class Ordeal:
         while not self._over.wait(COLLECT_SECONDS):
             self._collect_once(grace=GRACE_SECONDS)
 
-    def _collect_once(self, *, grace: float) -> None:
+    def _collect_once(self, *, grace: int) -> None:
         with contextlib.suppress(Exception):  # the server may be away
             self.objects.append(
                 sum(1 for _ in open_store(self.url, storage_options=self.server.options()).list("data/"))

@@ -53,6 +53,8 @@ def wrong_values(checkpoint: Checkpoint, store: CheckpointStore) -> list[str]:
             for key in weights
             if not (checkpoint.read(key) == checkpoint.global_step).all()
         ] or ([] if weights else [f"{name} holds no weights"])
+    except UnavailableError:
+        raise  # which says nothing of the checkpoint
     except CkptStoreError as error:
         return [f"{name}: {error!r}"] if is_kept(checkpoint, store) else []
 
