@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import results
 from benchmarks.endurance_rank import Start, run
 from benchmarks.endurance_watch import judged, lines, watch
-from ckptstore import CheckpointStore
+from ckptstore import CheckpointStore, UnavailableError
 from ckptstore.objectstore.urls import open_store
 from localstack.faults import s3_error
 from localstack.proxy import Proxy
@@ -240,6 +240,9 @@ class Ordeal:
         if code == 0:
             code, _ = self._cli("gc", self.url, "--apply", plan["digest"], *told)
         self.done[f"collection ended with {code}"] += 1
+        with contextlib.suppress(UnavailableError):  # it is being restarted
+            store = open_store(self.url, storage_options=self.server.options())
+            self.objects.append(sum(1 for _ in store.list("data/")))
 
     def _cli(self, *words: str) -> tuple[int, Any]:
         done = subprocess.run(
