@@ -109,8 +109,8 @@ def _report(document: Mapping[str, Any]) -> str:
         "",
         (
             f"{about['states']:,} distinct states in {about['configurations']} configurations; {about['mutants']} "
-            f"weakened protocols. {verdict} as it should be. Evidence, not proof: what needs more than the bounds allow "
-            "is not found."
+            f"weakened protocols. {verdict} as it should be. Evidence, not proof: what needs more than the bounds "
+            "allow is not found."
         ),
         "",
         "| configuration | bounds | states | steps | deepest | logs | nothing left out |",

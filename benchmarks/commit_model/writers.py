@@ -26,7 +26,7 @@ Moves = Callable[[State, int, Setting], Iterator[Step]]
 def writer_steps(state: State, i: int, setting: Setting) -> Iterator[Step]:
     """Yield what writer `i` may do next."""
     writer = state.writers[i]
-    if writer.at == "dead" or (writer.at == "new" and i and state.writers[i - 1] == Writer()):
+    if writer.at == "dead" or (i and writer == state.writers[i - 1] == Writer()):
         return  # writers are alike: they start in order
     if writer.sent is None:
         yield from _WHEN[writer.at](state, i, setting)
