@@ -18,6 +18,7 @@ NAMES = (
     "scale",
     "log",
     "soak",
+    "endurance",
     "chaos",
     "model",
     "report",
