@@ -24,7 +24,7 @@ class Asked:
         matrix: Which changes of topology are allowed.
         allow: Names of fingerprints, components and facts that may differ.
         engine, storage_options, transfer: How the store is opened.
-        observer: Hears of the loads.
+        observer: Hears of what fails.
     """
 
     url: str

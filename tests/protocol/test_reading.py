@@ -115,7 +115,7 @@ def test_a_hint_beyond_the_end_is_reported_and_not_obeyed():
     catalog = opened(store, observer=events.append)
     assert catalog.latest().commit.checkpoint_id == "step-3"
     assert catalog.log.lost_from == 5
-    assert events == [TailLost(hinted_seq=5, log_end=4)]
+    assert TailLost(hinted_seq=5, log_end=4) in events
 
 
 def test_a_hint_that_was_altered_to_name_a_later_slot_is_no_lost_tail():  # I10
