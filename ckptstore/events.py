@@ -293,6 +293,37 @@ class Stopping(Event):
     saved: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Retired(Event):
+    """These are no longer kept; their bytes may be deleted."""
+
+    seqs: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted(Event):
+    """An object was deleted by a collection."""
+
+    key: str
+    size: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collected(Event):
+    """Nothing is left of these retired ones."""
+
+    seqs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFailed(Event):
+    """Something could not be retired, deleted, pinned or let go of. The training goes on, and so does the next try."""
+
+    reason: str
+
+
 Observer = Callable[[Event], None]
 
 

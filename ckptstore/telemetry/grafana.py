@@ -56,6 +56,7 @@ _PANELS = [
             (f"increase(checkpoint_save_failures_total{_RUN}[1h]) > 0", "save: {{reason}}"),
             (f"increase(checkpoint_restore_failures_total{_RUN}[1h]) > 0", "restore: {{reason}}"),
             (f"checkpoint_checksum_failures_total{_RUN}", "checksum {{instance}}"),
+            (f"increase(checkpoint_keep_failures_total{_RUN}[1h]) > 0", "policy"),
         ],
     ),
     ("Duration of restores", "s", _quantiles("checkpoint_restore_duration_seconds")),

@@ -91,6 +91,13 @@ _ALL = (
         "Commits: of this process; from the bucket, of the run, ever.",
     ),
     Metric(
+        "checkpoint_keep_failures_total",
+        "counter",
+        "failures",
+        "rank 0",
+        "What the job's policy would have retired, deleted, pinned or let go of, and could not.",
+    ),
+    Metric(
         "checkpoint_last_committed_step",
         "gauge",
         "steps",

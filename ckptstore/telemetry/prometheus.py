@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from ckptstore.events import (
     Committed,
     DamageFound,
     Event,
+    KeepFailed,
     Loaded,
     PhaseEnded,
     Point,
@@ -41,6 +43,14 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0
 """Bounds of the histograms' buckets."""
 OTHER = "other"
 VERDICTS = ("proved", "differs", "no_trace", "too_few_steps")
+_COUNTED: dict[type[Event], str] = {
+    SaveSkipped: "checkpoint_saves_skipped_total",
+    SaveAbandoned: "checkpoint_saves_abandoned_total",
+    Committed: "checkpoint_commits_total",
+    KeepFailed: "checkpoint_keep_failures_total",
+    DamageFound: "checkpoint_checksum_failures_total",
+}
+"""What is one more of something."""
 PHASES = ("stage", "plan", "upload", "gather", "verify", "commit")
 
 
@@ -68,18 +78,16 @@ class Metrics:
         self._points: dict[str, Point | None] = {}
         self._step: int | None = None
         self._delta: float | None = None
-        self._made = {metric.name: self._make(metric.name) for metric in METRICS.values() if metric.who == "every rank"}
-        self._made["checkpoint_commits_total"] = self._make("checkpoint_commits_total")
+        own = [name for name, metric in METRICS.items() if metric.who != "bucket" and metric.kind != "gauge"]
+        self._made = {name: self._make(name) for name in own}
         self._from_zero()
         self.registry.register(Collected(self.collect))
         self._file: TextFile | None = None
         self._server: Any = None
 
     def _make(self, name: str) -> Any:
-        """Return what the client counts or measures with; None for a gauge, which is made when it is collected."""
+        """Return what the client counts or measures with."""
         client, metric = prometheus(), METRICS[name]
-        if metric.kind == "gauge":
-            return None
         labels = (RUN, *metric.labels)
         if metric.kind == "counter":
             return client.Counter(name, metric.help, labels, registry=self.registry)
@@ -90,17 +98,16 @@ class Metrics:
         codes = sorted({CkptStoreError.code, OTHER, *_codes(CkptStoreError)})
         values = {"reason": codes, "verdict": VERDICTS, "phase": PHASES}
         for name, made in self._made.items():
-            for value in (values[label] for label in METRICS[name].labels) if made is not None else ():
-                for each in value:
-                    made.labels(self._run, each)
-            if made is not None and not METRICS[name].labels:
-                made.labels(self._run)
+            for each in itertools.product(*(values[label] for label in METRICS[name].labels)):
+                made.labels(self._run, *each)
 
     def _of(self, name: str, *labels: str) -> Any:
         return self._made[name].labels(self._run, *labels)
 
     def __call__(self, event: Event) -> None:
         """Take an event in."""
+        if (counted := _COUNTED.get(type(event))) is not None:
+            self._of(counted).inc()
         match event:
             case Stepped():
                 self._step = event.global_step
@@ -108,18 +115,11 @@ class Metrics:
                 self._take_save(event)
             case ShardStored():
                 self._of("checkpoint_bytes_total").inc(event.size)
-            case SaveSkipped():
-                self._of("checkpoint_saves_skipped_total").inc()
-            case SaveAbandoned():
-                self._of("checkpoint_saves_abandoned_total").inc()
-            case Claimed() | AttemptBegan():
+            case Claimed() | AttemptBegan() | Committed():
                 self._leads = True
-            case Committed():
-                self._leads = True
-                self._of("checkpoint_commits_total").inc()
             case RecoveryPoints():
                 self._points = {name: getattr(event, name) for name in AGAINST}
-            case Resumed() | Loaded() | RestoreFailed() | DamageFound() | ProofEnded():
+            case Resumed() | Loaded() | RestoreFailed() | ProofEnded():
                 self._take_restore(event)
 
     def _take_save(self, event: SaveBegan | PhaseEnded | SaveEnded) -> None:
@@ -142,14 +142,12 @@ class Metrics:
             else:
                 self._of("checkpoint_save_failures_total", event.error).inc()
 
-    def _take_restore(self, event: Resumed | Loaded | RestoreFailed | DamageFound | ProofEnded) -> None:
+    def _take_restore(self, event: Resumed | Loaded | RestoreFailed | ProofEnded) -> None:
         match event:
             case Loaded():
                 self._of("checkpoint_restore_duration_seconds").observe(event.seconds)
             case RestoreFailed():
                 self._of("checkpoint_restore_failures_total", event.error).inc()
-            case DamageFound():
-                self._of("checkpoint_checksum_failures_total").inc()
             case ProofEnded():
                 self._delta = event.resume_loss_delta
                 self._of("resume_proofs_total", event.verdict).inc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import storage_writers as sw
 from ckptstore import Checkpoint, CheckpointStore
 from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError, ResumeError
 from ckptstore.training.asked import Asked
@@ -13,6 +14,7 @@ from ckptstore.training.meeting import Meeting
 from ckptstore.training.report import PassedOver, ResumeReport
 from ckptstore.training.state import TrainingState
 from ckptstore.training.told import consumed
+from storage_writers.roots import open_root
 from storage_writers.telling import tell_restore_failed, telling_failed_restore
 
 
@@ -161,14 +163,24 @@ def check_target(asked: Asked) -> None:
         )
 
 
-def set_aside_above(asked: Asked, report: ResumeReport) -> tuple[str, ...]:
-    """Let the checkpoint that was resumed be the latest; return the names of those that were newer.
+def go_back(asked: Asked, report: ResumeReport, meeting: Meeting) -> None:
+    """Let the checkpoint that was resumed be the latest, and what is saved from now on be of a new incarnation.
+
+    Collective. The report says then what was newer.
 
     Raises:
         CkptStoreError: See `CheckpointStore.rollback`.
 
-    If killed: all of them are set aside, or none.
+    If killed: all newer ones are set aside, or none.
     """
-    store = asked.open()
-    seqs = store.rollback(f"{report.checkpoint_id}@{report.seq}", note="The training went back before it.")
-    return tuple(f"{store.get(seq=seq).checkpoint_id}@{seq}" for seq in seqs)
+
+    def set_aside_above() -> tuple[str, ...]:
+        store = asked.open()
+        seqs = store.rollback(f"{report.checkpoint_id}@{report.seq}", note="The training went back before it.")
+        return tuple(f"{store.get(seq=seq).checkpoint_id}@{seq}" for seq in seqs)
+
+    def begin_incarnation() -> None:
+        sw.begin_incarnation(open_root(asked.url, engine=asked.engine, storage_options=asked.storage_options))
+
+    report.set_aside = meeting.led("go back", set_aside_above)
+    meeting.all_do("incarnation", begin_incarnation)
