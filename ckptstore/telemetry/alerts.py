@@ -91,7 +91,7 @@ def _points(at: Thresholds) -> list[Alert]:
             "warning",
             "The newest checkpoint that is known to be whole is {{ $value | humanizeDuration }} old.",
             "Newer ones are committed, and nobody has read them byte by byte since.",
-            "ckptstore verify URL --level full",
+            "ckptstore verify URL --level full --record",
             at.for_seconds,
         ),
         Alert(

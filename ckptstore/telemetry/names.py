@@ -20,7 +20,7 @@ class Metric:
         name: As it is exposed.
         kind: What it is.
         unit: Of its value; empty: none.
-        who: Exposes it. `bucket` is `ckptstore metrics`.
+        who: Exposes it. `bucket` is `ckptstore metrics URL`.
         help: What it says.
         labels: Beside `run`.
     """
