@@ -11,7 +11,18 @@ import typer
 from typer.core import TyperGroup
 
 import ckptstore
-from ckptstore.cli import access, changing, checking, collecting, doctor, listing, looking, repairing, tuning
+from ckptstore.cli import (
+    access,
+    changing,
+    checking,
+    collecting,
+    doctor,
+    listing,
+    looking,
+    metering,
+    repairing,
+    tuning,
+)
 from ckptstore.cli.documents import Document, error_document
 from ckptstore.cli.exits import EPILOG, Exit, exit_for
 from ckptstore.cli.render import print_error, print_json, print_line
@@ -115,6 +126,8 @@ for _command in (
     collecting.gc,
     doctor.doctor,
     tuning.tune,
+    metering.metrics,
+    metering.alerts,
 ):
     app.command(epilog=EPILOG)(_command)
 
