@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STORE  ?= file
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test lint slow table bench scale soak chaos drills clean
+.PHONY: help demo test lint slow table bench scale soak chaos drills model clean
 
 help:
 	@sed -n 's/^##//p' $(MAKEFILE_LIST)
@@ -77,6 +77,10 @@ chaos: $(VENV)/.ready
 ## make drills         every drill on files and on four servers; the table is benchmarks/results/DRILLS.md
 drills: $(VENV)/.ready
 	$(BIN)/python -m benchmarks drills
+
+## make model          explore a bounded model of the commit protocol, state by state: some minutes on one core
+model: $(VENV)/.ready
+	$(BIN)/python -m benchmarks model
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

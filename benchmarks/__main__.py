@@ -21,6 +21,7 @@ NAMES = (
     "endurance",
     "chaos",
     "drills",
+    "model",
     "report",
 )
 
