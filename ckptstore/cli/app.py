@@ -17,6 +17,7 @@ from ckptstore.cli import (
     checking,
     collecting,
     doctor,
+    drilling,
     listing,
     looking,
     metering,
@@ -128,6 +129,7 @@ for _command in (
     tuning.tune,
     metering.metrics,
     metering.alerts,
+    drilling.drill,
 ):
     app.command(epilog=EPILOG)(_command)
 

@@ -18,6 +18,8 @@ LOG_PREFIX = "log/"
 DATA_PREFIX = "data/"
 STATE_PREFIX = "state/"
 PROBE_PREFIX = "probe/"
+DRILL_PREFIX = "drill/"
+"""Where drills have runs of their own; to the run beside them it is foreign."""
 
 MAX_NAME_BYTES = 120
 SLOT_DIGITS = 12
