@@ -14,6 +14,7 @@ with Checkpointer("s3://bucket/runs/llama-7b", state, every_steps=500, keep=Keep
 ```
 """
 
+from ckptstore.maintenance.retention import Keep
 from ckptstore.training.calls import resume, save
 from ckptstore.training.checkpointer import Checkpointer
 from ckptstore.training.compat import Matrix
@@ -26,7 +27,6 @@ from ckptstore.training.progress import Progress
 from ckptstore.training.proof import Proof
 from ckptstore.training.report import ResumeReport
 from ckptstore.training.sampler import ElasticSampler
-from ckptstore.training.schedule import Keep
 from ckptstore.training.short_run import Program, prove_resume
 from ckptstore.training.state import TrainingState
 from ckptstore.training.stopping import StoppedBySignal

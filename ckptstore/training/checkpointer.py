@@ -16,6 +16,7 @@ import storage_writers as sw
 from ckptstore.clock import Clock, SystemClock
 from ckptstore.errors import InvalidInputError
 from ckptstore.events import Observer, silent, tell
+from ckptstore.maintenance.retention import Keep
 from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.claim import Takeover
 from ckptstore.protocol.verify import Level
@@ -27,16 +28,15 @@ from ckptstore.training.gate import names_given
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.recording import Recording
 from ckptstore.training.report import ResumeReport
-from ckptstore.training.resuming import check_target, resume_or_begin, set_aside_above
-from ckptstore.training.sampler import ElasticSampler
+from ckptstore.training.resuming import check_target, go_back, resume_or_begin
+from ckptstore.training.sampler import begin_all
 from ckptstore.training.saving import Said, save
-from ckptstore.training.schedule import Keep, Saved, Schedule
+from ckptstore.training.schedule import Saved, Schedule
 from ckptstore.training.signals import STOPPING, Signals
 from ckptstore.training.state import TrainingState
 from ckptstore.training.stopping import StoppedBySignal
 from ckptstore.training.tolerances import Tolerances
 from storage_writers import exits
-from storage_writers.roots import open_root
 from storage_writers.settling import WhenBusy
 
 _log = logging.getLogger("ckptstore.training")
@@ -233,8 +233,7 @@ class Checkpointer:
             other = None if source is None else replace(asked, url=os.fspath(source), only=taken)
             report, asked = resume_or_begin(self.state, asked if other is None else own, other, self._meeting)
             if goes_back:
-                report.set_aside = self._meeting.led("go back", lambda: set_aside_above(asked, report))
-                self._meeting.all_do("incarnation", self._begin_incarnation)
+                go_back(asked, report, self._meeting)
         self._last = self._now()
         is_own = not report.is_fresh and asked.url == self._url
         self._saved_step, self._ending.resumed_seq = (report.global_step, report.seq) if is_own else (None, None)
@@ -294,7 +293,7 @@ class Checkpointer:
 
         If killed: the whole checkpoint or none of it.
         """
-        self._begin()
+        begin_all(self.state.samplers.values())
         said, ending = Said(metrics, tags, self._keep, checkpoint_id), self._ending
         if self._when_busy == "wait":
             ending.settle()
@@ -332,7 +331,7 @@ class Checkpointer:
             grad_norm: Of all ranks together, as `clip_grad_norm_` returns it.
             batch_ids: What tells the samples of this rank's share apart: their indices, say.
         """
-        self._begin()
+        begin_all(self.state.samplers.values())
         self._recording.observe(loss, grad_norm, batch_ids)
 
     def wait(self) -> None:
@@ -398,15 +397,6 @@ class Checkpointer:
         progress = self.state.progress
         has_failed = self._saving is not None and self._saving.failed
         return self._saved_step == progress.global_step and not progress.micro_step and not has_failed
-
-    def _begin_incarnation(self) -> None:
-        sw.begin_incarnation(open_root(self._url, engine=self._own.engine, storage_options=self._own.storage_options))
-
-    def _begin(self) -> None:
-        """Let no sampler restore random numbers any more: the training goes on."""
-        for each in self.state.samplers.values():
-            if isinstance(each, ElasticSampler):
-                each.begin()
 
     def _tell_resumed(self, report: ResumeReport, seconds: float) -> None:
         name, seq, changed = report.checkpoint_id, report.seq, report.saved_world_size != report.world_size
