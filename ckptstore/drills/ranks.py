@@ -31,6 +31,7 @@ PRELOADED = [
     "storage_writers",
     "ckptstore.training",
     "ckptstore.drills.job",
+    "ckptstore.drills.trouble",
     "ckptstore.drills.worker",
 ]
 ENGINES = {"obstore": "via_obstore", "s3fs": "via_s3fs", "gcsfs": "via_gcsfs", "fsspec": "via_fsspec"}

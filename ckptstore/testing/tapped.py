@@ -1,4 +1,4 @@
-"""A store that shows every call to a function before it happens. It lives with the other wrappers; drills use it too."""
+"""A store that shows every call to a function before it happens: see the other wrappers, where it lives."""
 
 from ckptstore.objectstore.wrappers.tapped import WRITES, Act, Call, Tap, TappedStore, TappedUpload
 
