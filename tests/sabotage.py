@@ -5,17 +5,20 @@ A drill that passes with one of these is worth nothing.
 
 from __future__ import annotations
 
-from ckptstore.training import resuming
+from ckptstore.format.layout import Stem
+from ckptstore.training import gradients, resuming, rng
+from ckptstore.training.compat import Decision
 from ckptstore.transfer import download
+from storage_writers.gates import Gate
 
 
-def no_fallback():
+def no_fallback(_):
     """Only the newest checkpoint is tried."""
     candidates = resuming._candidates
     resuming._candidates = lambda store, asked: candidates(store, asked)[:1]
 
 
-def no_hashes():
+def no_hashes(_):
     """Whatever bytes come are taken."""
 
     def fetch(store, span, table, fetching):
@@ -23,3 +26,32 @@ def no_hashes():
             return download._range(store, span.shard, span.start, span.length)
 
     download.fetch_verified = fetch
+
+
+def in_place(place):
+    """Shards are written over those of the first save."""
+    there = [info.key.split("/")[2] for info in place.store().list("data/")]
+    own = Stem.shard_key
+    if there:
+        Stem.shard_key = lambda self, rank: own(Stem.parse(there[0]), rank)  # noqa: ARG005
+
+
+def no_matrix(_):
+    """Whatever the matrix says, any topology is loaded."""
+    Decision.is_open = property(lambda _: True)
+
+
+def gradients_lost(_):
+    """The micro-step is restored, and the gradients of the batches before are not."""
+    gradients.apply = lambda *_, **__: None
+
+
+def endless_patience(_):
+    """A save has all the time in the world."""
+    begin = Gate.__init__
+    Gate.__init__ = lambda self, _: begin(self, 3600.0)
+
+
+def other_random_numbers(_):
+    """Random numbers go on from anywhere."""
+    rng.restore = lambda *_, **__: rng.RngReport()

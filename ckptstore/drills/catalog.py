@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from ckptstore.drills.scenarios.asked_to_stop import asked_to_stop
+from ckptstore.drills.scenarios.between_micro_steps import between_micro_steps
 from ckptstore.drills.scenarios.collected_while_read import collected_while_read
 from ckptstore.drills.scenarios.deleted_shard import deleted_shard
 from ckptstore.drills.scenarios.expired_credentials import expired_credentials
+from ckptstore.drills.scenarios.killed_rank import killed_rank
 from ckptstore.drills.scenarios.lost_latest import lost_latest
 from ckptstore.drills.scenarios.lost_reply import lost_reply
 from ckptstore.drills.scenarios.no_room import no_room
+from ckptstore.drills.scenarios.other_world import other_world
+from ckptstore.drills.scenarios.short_run import short_run
+from ckptstore.drills.scenarios.silent_store import silent_store
 from ckptstore.drills.scenarios.stepped_clock import stepped_clock
 from ckptstore.drills.scenarios.tampered_bytes import tampered_bytes
 from ckptstore.drills.scenarios.throttling import throttling
@@ -20,6 +25,13 @@ from ckptstore.nearest import meant
 ALL = "all"
 
 DRILLS = (
+    Drill(
+        1,
+        "killed-rank",
+        "A rank is killed while it writes.",
+        "What is selected is whole at every moment, and the next job goes on.",
+        killed_rank,
+    ),
     Drill(
         2,
         "deleted-shard",
@@ -40,6 +52,34 @@ DRILLS = (
         "`latest.json` names a checkpoint that is not there, or is gone.",
         "The newest checkpoint is found by the log.",
         lost_latest,
+    ),
+    Drill(
+        5,
+        "other-world",
+        "The run goes on with another number of ranks.",
+        "Every value is right, losses go on, and what the matrix forbids is refused.",
+        other_world,
+    ),
+    Drill(
+        6,
+        "between-micro-steps",
+        "The run is killed after a save between two micro-steps.",
+        "No batch is lost or counted twice, bit by bit.",
+        between_micro_steps,
+    ),
+    Drill(
+        7,
+        "silent-store",
+        "The store does not answer one rank any more.",
+        "Saves do not pile up, each fails in time, and once it answers the next is committed.",
+        silent_store,
+    ),
+    Drill(
+        8,
+        "short-run",
+        "The run is killed some steps after a save.",
+        "The steps after it are done again with the same losses, weights and samples.",
+        short_run,
     ),
     Drill(
         9,

@@ -32,8 +32,8 @@ class Place:
         url: The root.
         engine: What moves the bytes.
         storage_options: Of the engine.
-        prepare: `module:function`, called in every process of ranks before anything else: how a test breaks the
-            product, to see that a drill notices.
+        prepare: `module:function`, called with the place in every process of ranks before anything else: how a test
+            breaks the product, to see that a drill notices.
         until: When the drill must have ended, by `time.monotonic`.
         started: The ranks that were started here.
     """
@@ -62,7 +62,7 @@ class Place:
         """Start the ranks of a job, each a process that calls `function(voice, place, **arguments)`.
 
         Args:
-            world_size: How many; more than one make a process group.
+            world_size: How many; they make a process group, also one alone.
             function: `module:function`.
             arguments: Plain values.
 

@@ -31,6 +31,7 @@ PRELOADED = [
     "storage_writers",
     "ckptstore.training",
     "ckptstore.drills.job",
+    "ckptstore.drills.saves",
     "ckptstore.drills.trouble",
     "ckptstore.drills.worker",
 ]
@@ -70,7 +71,7 @@ class Ranks:
         self._meeting: tuple[BaseProcess, Connection] | None = None
         place.started.append(self)
         try:
-            port = self._open_meeting() if world_size > 1 else 0
+            port = self._open_meeting()
             for rank in range(world_size):
                 task = worker.Task(
                     place, function, dict(arguments), rank, world_size, port, dict(os.environ), self._log(rank)

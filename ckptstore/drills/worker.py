@@ -116,12 +116,11 @@ def serve(pipe: Connection, task: Task) -> None:
     voice = Voice(pipe, task)
     try:
         if task.place.prepare is not None:
-            found(task.place.prepare)()
+            found(task.place.prepare)(task.place)
         PROBED.add(place_of(task.place.store()))  # whoever started the drill has asked it
-        if task.world_size > 1:
-            limit = dt.timedelta(seconds=GROUP_SECONDS)
-            store = TCPStore("127.0.0.1", task.port, is_master=False, timeout=limit)
-            dist.init_process_group("gloo", store=store, rank=task.rank, world_size=task.world_size, timeout=limit)
+        limit = dt.timedelta(seconds=GROUP_SECONDS)
+        store = TCPStore("127.0.0.1", task.port, is_master=False, timeout=limit)
+        dist.init_process_group("gloo", store=store, rank=task.rank, world_size=task.world_size, timeout=limit)
         outcome: tuple[str, Any] = "ended", found(task.function)(voice, task.place, **task.arguments)
     except SystemExit:  # its exit code says what became of it
         raise

@@ -12,7 +12,7 @@ from ckptstore.drills.scenarios.runs import TRAIN, WORLD, trained
 LIFE_SECONDS, NO_SECONDS = 30.0, 0.1
 EXIT_CODE = 128 + signal.SIGTERM
 NEVER = 1_000_000
-STEP = "step"
+STEP = "batch"
 """What a rank says after each step."""
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.drills.place import Place, expect
+from ckptstore.drills.rows import Row
 from ckptstore.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from ckptstore.drills.ranks import Ranks
+
+GOES_ON_SECONDS = 20.0
+"""How long a trace may take to be written."""
 
 TRAIN = "ckptstore.drills.job:train"
 WORLD = 2
@@ -30,7 +39,7 @@ def shard_of(checkpoint: Checkpoint, place: Place, rank: int) -> str:
 def saved_twice(place: Place) -> tuple[Checkpoint, Checkpoint, str]:
     """Train until two checkpoints stand; return both, the newer one first, and the digest of the older one's state."""
     older = trained(place, until=2)[0]["digest"]
-    trained(place, until=4, seed=1)
+    trained(place, until=4, shape={"seed": 1})
     newest, before = place.opened().checkpoints()
     return newest, before, older
 
@@ -49,13 +58,15 @@ def refused(what: str, act: Callable[[], object]) -> str:
     return ""
 
 
-def resumed_from(place: Place, older: Checkpoint, digest: str) -> dict[str, Any]:
+def resumed_from(place: Place, older: Checkpoint, digest: str, *, world_size: int = WORLD) -> dict[str, Any]:
     """Resume on ranks, and check that all have what the older checkpoint holds, bit by bit; return what one tells.
 
     Raises:
         NotAsPromised: One has another one, or other values.
     """
-    told: list[dict[str, Any]] = [each["resumed"] for each in trained(place, until=0, seed=7)]
+    told: list[dict[str, Any]] = [
+        each["resumed"] for each in trained(place, until=0, world_size=world_size, shape={"seed": 7})
+    ]
     for rank, resumed in enumerate(told):
         expect(
             resumed["step"] == older.global_step,
@@ -63,3 +74,55 @@ def resumed_from(place: Place, older: Checkpoint, digest: str) -> dict[str, Any]
         )
         expect(resumed["digest"] == digest, f"Rank {rank} has other values than were saved at step {resumed['step']}.")
     return told[0]
+
+
+@dataclass(frozen=True, slots=True)
+class GoneOn:
+    """How a run went on after it was killed.
+
+    Args:
+        resumed: What a rank tells of its resume.
+        batches: How many were done again, and were the same.
+        proof: What the resume says of itself.
+    """
+
+    resumed: Mapping[str, Any]
+    batches: int
+    proof: str | None
+
+
+def goes_on(place: Place, *, at: tuple[int, int], until: int, **options: Any) -> GoneOn:
+    """Save at a step and micro-step, train on, be killed; then resume, and compare what is done again, bit by bit.
+
+    Raises:
+        NotAsPromised: Something else was resumed, or what follows differs.
+    """
+    shape = options.pop("shape", {})
+    options |= {"save_at": at, "every_steps": 1000}
+    with place.ranks(WORLD, TRAIN, until=until, shape=shape, waits=True, **options) as ranks:
+        for rank in range(WORLD):
+            ranks.hear("waits", rank=rank)
+        control = [row for row in rows_of(ranks) if (row.step, row.micro_step) > at]
+        if options.get("proof_steps"):
+            _await_trace(place)
+        for rank in range(WORLD):
+            ranks.kill(rank)
+    with place.ranks(WORLD, TRAIN, until=until, shape={**shape, "seed": 5}, **options) as ranks:
+        told = ranks.results()[0]
+        again = rows_of(ranks)
+    for before, after in zip(control, again, strict=False):
+        expect(before == after, f"It went on as {after}; before it was killed it was {before}.")
+    expect(len(control) == len(again), f"{len(again)} batches were done again, and {len(control)} were before.")
+    return GoneOn(told["resumed"], len(again), told["proof"])
+
+
+def rows_of(ranks: Ranks) -> list[Row]:
+    """Return the batches of which the first rank told."""
+    return [value for word, value in ranks.said[0] if word == "batch"]
+
+
+def _await_trace(place: Place) -> None:
+    until = time.monotonic() + place.left_seconds(GOES_ON_SECONDS)
+    while (latest := place.opened().latest()) is None or latest.trace() is None:
+        expect(time.monotonic() < until, "What the run did after the save was not written.")
+        time.sleep(0.1)
