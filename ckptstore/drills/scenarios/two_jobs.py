@@ -21,10 +21,10 @@ def two_jobs(place: Place) -> str:
         with place.ranks(WORLD, SAVE, first=SECOND) as new:
             new.hear("saved")
             told = old.results(seconds=IN_TIME_SECONDS)
+            expect_kinds(told, ["FencedError", "FencedError"])
             for _ in range(2):
                 new.hear("saved")
             mark = new.hear("saved")
-    expect_kinds(told, ["FencedError", "FencedError"])
     opened = place.opened()
     records = [entry.record for entry in opened.records()]
     terms = [record.term for record in records if isinstance(record, Claim)]
