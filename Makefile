@@ -65,9 +65,10 @@ scale: $(VENV)/.bench
 	$(BIN)/python -m benchmarks scale --ranks 10,100,1000,10000
 	$(BIN)/python -m benchmarks log
 
-## make soak           save in the background for a long time, and look at memory, threads and files
+## make soak           200 background saves, and half an hour of kills, stops, slow lines and collections: what may not grow or get lost
 soak: $(VENV)/.bench
 	$(BIN)/python -m benchmarks soak
+	$(BIN)/python -m benchmarks endurance
 
 ## make chaos          kill the plain example at every file event of its saves, one process and two ranks: an hour on two cores
 chaos: $(VENV)/.ready

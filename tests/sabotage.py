@@ -5,8 +5,12 @@ A drill that passes with one of these is worth nothing.
 
 from __future__ import annotations
 
+import time
+
+import torch.distributed as dist
+
 from ckptstore.format.layout import Stem
-from ckptstore.training import gradients, resuming, rng
+from ckptstore.training import gradients, order, resuming, rng
 from ckptstore.training.compat import Decision
 from ckptstore.transfer import download
 from storage_writers.gates import Gate
@@ -55,3 +59,28 @@ def endless_patience(_):
 def other_random_numbers(_):
     """Random numbers go on from anywhere."""
     rng.restore = lambda *_, **__: rng.RngReport()
+
+
+def sleeps(*_):
+    """Do what a rank does that hangs."""
+    time.sleep(300)
+
+
+def moments_mixed_up(_):
+    """The first moments are taken for the second ones."""
+    restored = resuming.resume
+
+    def resume(state, *given):
+        report = restored(state, *given)
+        for optimizer in state.optimizers.values():
+            for moments in optimizer.state.values():
+                moments["exp_avg"], moments["exp_avg_sq"] = moments["exp_avg_sq"], moments["exp_avg"]
+        return report
+
+    resuming.resume = resume
+
+
+def other_samples(_):
+    """The order of samples depends on how many ranks there are."""
+    fixed = order.EpochOrder
+    order.EpochOrder = lambda *, seed, **more: fixed(seed=seed + dist.get_world_size(), **more)

@@ -154,3 +154,12 @@ def named(name: str) -> tuple[Drill, ...]:
             f"{name!r:.80} is no drill.{meant(name, names)}", hint=f"Use {ALL}, or one of: {', '.join(names)}."
         )
     return found
+
+
+def table() -> str:
+    """Return the list of drills as Markdown, as it stands in the README beside this file."""
+    lines = ["| | drill | what goes wrong | what must hold | not applicable |", "|--:|---|---|---|---|"]
+    for drill in DRILLS:
+        nowhere = "; ".join(f"`{scheme}://`: {reason}" for scheme, reason in sorted(drill.not_on.items()))
+        lines.append(f"| {drill.number} | `{drill.name}` | {drill.breaks} | {drill.promise} | {nowhere} |")
+    return "\n".join(lines) + "\n"

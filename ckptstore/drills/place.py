@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 IMPATIENT = TransferOptions(retry=RetryOptions(attempts=4, deadline_seconds=15.0, stall_timeout_seconds=10.0))
 """A drill has little time."""
-DRILL_SECONDS = 120.0
+DRILL_SECONDS = 300.0
 
 
 class NotAsPromised(Exception):  # noqa: N818  (it is what was seen, and no error of the program)
     """Something that must hold does not; the text says what was seen instead."""
+
+
+class NotApplicable(Exception):  # noqa: N818  (the same)
+    """A drill means nothing here, or cannot be tried; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ckptstore.drills import worker
-from ckptstore.drills.place import NotAsPromised, Place
+from ckptstore.drills.place import DRILL_SECONDS, NotAsPromised, Place
 
 PRELOADED = [
     "torch",
@@ -31,13 +31,12 @@ PRELOADED = [
     "storage_writers",
     "ckptstore.training",
     "ckptstore.drills.job",
+    "ckptstore.drills.reshaped",
     "ckptstore.drills.saves",
     "ckptstore.drills.trouble",
     "ckptstore.drills.worker",
 ]
 ENGINES = {"obstore": "via_obstore", "s3fs": "via_s3fs", "gcsfs": "via_gcsfs", "fsspec": "via_fsspec"}
-START_SECONDS = 60.0
-"""The first start imports torch."""
 TAIL_BYTES = 2000
 
 
@@ -81,7 +80,7 @@ class Ranks:
             self.close()
             raise
 
-    def hear(self, word: str, *, rank: int = 0, seconds: float = START_SECONDS) -> Any:
+    def hear(self, word: str, *, rank: int = 0, seconds: float = DRILL_SECONDS) -> Any:
         """Wait until a rank says a word, and return the value that comes with it. Each is heard once, in order.
 
         Raises:
@@ -113,7 +112,7 @@ class Ranks:
         self.send(rank, signal.SIGKILL)
         self._workers[rank][0].join(self._place.left_seconds(10))
 
-    def outcomes(self, *, seconds: float = START_SECONDS) -> list[Outcome]:
+    def outcomes(self, *, seconds: float = DRILL_SECONDS) -> list[Outcome]:
         """Wait until all ranks have ended, and return what became of each.
 
         Raises:
@@ -126,7 +125,7 @@ class Ranks:
                     raise NotAsPromised(f"Rank {rank} of `{self._name}` did not end in time. {self._why(rank)}")
         return [self._outcome(rank) for rank in range(len(self._workers))]
 
-    def results(self, *, seconds: float = START_SECONDS) -> list[Any]:
+    def results(self, *, seconds: float = DRILL_SECONDS) -> list[Any]:
         """Wait until all ranks have ended well, and return what their function returned.
 
         Raises:
@@ -165,7 +164,7 @@ class Ranks:
 
     def _open_meeting(self) -> int:
         self._meeting = self._start(worker.keep_meeting, self._log(-1))
-        if not self._meeting[1].poll(self._place.left_seconds(START_SECONDS)):
+        if not self._meeting[1].poll(self._place.left_seconds(DRILL_SECONDS)):
             raise NotAsPromised("The ranks have nowhere to meet: no process could be started in time.")
         return int(self._meeting[1].recv())
 

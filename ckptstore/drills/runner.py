@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
-from ckptstore.drills.place import DRILL_SECONDS, IMPATIENT, NotAsPromised, Place
+from ckptstore.drills.place import DRILL_SECONDS, IMPATIENT, NotApplicable, NotAsPromised, Place
 from ckptstore.drills.scratch import Scratch, abandoned
 from ckptstore.drills.verdict import Drill, Verdict
 from ckptstore.errors import CkptStoreError, InvalidInputError, UnsupportedError
@@ -99,7 +99,7 @@ def run_drills(
     If killed: objects under `drill/`, which the next drill removes. The ranks end by themselves.
     """
     conduct, clock, ids = conduct or Conduct(), clock or SystemClock(), ids or SystemIds()
-    _check_installed()
+    check_installed()
     store = open_store(url, engine=conduct.engine, storage_options=conduct.storage_options, transfer=IMPATIENT)
     if store.engine == "memory" or store.url.startswith("memory:"):
         raise InvalidInputError(
@@ -168,6 +168,8 @@ def verdict_of(drill: Drill, place: Place) -> Verdict:
     """Run a drill and return its verdict. It raises nothing: what goes wrong in a drill is what it is about."""
     try:
         return Verdict("passed", drill.run(place))
+    except NotApplicable as reason:
+        return Verdict("not applicable", str(reason))
     except NotAsPromised as broken:
         return Verdict("failed", str(broken))
     except CkptStoreError as error:
@@ -197,7 +199,12 @@ def _clean_even_if_interrupted(scratch: Scratch) -> tuple[str, ...]:
         raise
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Check that what drills stand on is there.
+
+    Raises:
+        UnsupportedError: It is not; what to install is said.
+    """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(

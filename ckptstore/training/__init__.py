@@ -19,7 +19,7 @@ from ckptstore.training.calls import resume, save
 from ckptstore.training.checkpointer import Checkpointer
 from ckptstore.training.compat import Matrix
 from ckptstore.training.differences import ABSENT, Difference
-from ckptstore.training.events import ProofEnded, Resumed, Stopping, TraceFailed
+from ckptstore.training.events import KeepFailed, ProofEnded, Resumed, Stopping, TraceFailed
 from ckptstore.training.fingerprints import Fingerprint, fingerprint
 from ckptstore.training.loaders import Collate, PerRank
 from ckptstore.training.migrate import AddedParameters, GrownVocabulary, Migrator
@@ -45,6 +45,7 @@ __all__ = [
     "Fingerprint",
     "GrownVocabulary",
     "Keep",
+    "KeepFailed",
     "Matrix",
     "Migrator",
     "Observation",

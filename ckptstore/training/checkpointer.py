@@ -16,6 +16,7 @@ import storage_writers as sw
 from ckptstore.clock import Clock, SystemClock
 from ckptstore.errors import InvalidInputError
 from ckptstore.events import Observer, silent, tell
+from ckptstore.maintenance.collect_plan import GRACE_SECONDS
 from ckptstore.maintenance.retention import Keep
 from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.claim import Takeover
@@ -25,6 +26,7 @@ from ckptstore.training.compat import Matrix
 from ckptstore.training.ending import Ending
 from ckptstore.training.events import Resumed
 from ckptstore.training.gate import names_given
+from ckptstore.training.keeping import Keeping
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.recording import Recording
 from ckptstore.training.report import ResumeReport
@@ -52,7 +54,8 @@ class Checkpointer:
         every_steps: A save is due at multiples of so many global steps.
         every_seconds: A save is due so long after the one before, by rank 0's clock.
         every_epochs: A save is due when so many epochs have ended.
-        keep: What is to be kept; it is recorded, and deletes nothing itself.
+        keep: What is to be kept: after each commit rank 0 retires the rest, in the background. Recorded with each save.
+        keep_grace_seconds: How long what is retired stays before it is deleted, for those who read it. 0: not at all.
         background: Save while the training goes on.
         matrix: Which changes of topology may be resumed.
         proof_steps: So many steps after a save are recorded with it, and compared after a resume. 0: none.
@@ -80,6 +83,7 @@ class Checkpointer:
         every_seconds: float | None = None,
         every_epochs: int | None = None,
         keep: Keep | None = None,
+        keep_grace_seconds: float = GRACE_SECONDS,
         background: bool = True,
         matrix: Matrix | None = None,
         proof_steps: int = 5,
@@ -107,8 +111,6 @@ class Checkpointer:
         check_kinds(keep=(keep, Keep), matrix=(matrix, Matrix), tolerances=(tolerances, Tolerances))
         if not isinstance(state, TrainingState):
             raise InvalidInputError(f"state must be a TrainingState, not {state!r:.80}.", hint="Make one of the model.")
-        if isinstance(proof_steps, bool) or not isinstance(proof_steps, int) or not 0 <= proof_steps <= 1000:  # noqa: PLR2004
-            raise InvalidInputError(f"proof_steps must be from 0 to 1000, not {proof_steps!r:.80}.")
         self._url = os.fspath(url)
         self.state = state
         self._schedule = Schedule(every_steps, every_seconds, every_epochs)
@@ -142,8 +144,10 @@ class Checkpointer:
             engine=engine,
             storage_options=storage_options,
             transfer=transfer,
+            log=log,
             observer=observer,
         )
+        self._keeping = Keeping(self._own, self._meeting, keep, grace_seconds=keep_grace_seconds, clock=self._clock)
         self._recording = Recording(
             state,
             self._own,
@@ -220,7 +224,7 @@ class Checkpointer:
             raise InvalidInputError("only= says what to take from another run.", hint="Pass source= too.")
         began = self._clock.monotonic()
         taken = None if only is None else tuple(sorted(names_given("only", only)))
-        own = replace(self._own, level=level, allow=names_given("allow", allow))
+        own = replace(self._own, level=level, allow=names_given("allow", allow), hold=self._keeping.hold)
         asked = replace(own, checkpoint_id=checkpoint_id, step=step, seq=seq)
         goes_back = source is None and asked.is_one
         if goes_back:
@@ -317,6 +321,7 @@ class Checkpointer:
             ending.end(saved=True)
         seq = ending.newest_seq if future is None else None
         self._recording.begin(said.name_at(self.state.progress), future, seq=seq)
+        self._keeping.saved(future, seq=seq)
         return future
 
     def observe(
@@ -371,6 +376,7 @@ class Checkpointer:
                 self.writer.close()
             finally:
                 self._recording.end()
+                self._keeping.end()
             self._ending.hear()
         if self.is_stopping:
             self._ending.end(saved=self._is_saved)

@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from places import on
 
 from ckptstore.drills.catalog import named
 from ckptstore.drills.runner import Conduct, run_drills
@@ -65,25 +64,3 @@ def test_a_product_that_does_not_keep_it_fails(drilled_anywhere, name, sabotage,
 def test_where_a_drill_means_nothing_it_says_why(drilled):
     verdict = drilled("expired-credentials")
     assert (verdict.status, verdict.seen) == ("not applicable", "Files have no credentials that end.")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@on("obstore-seaweedfs", "s3fs-seaweedfs", "obstore-moto", "s3fs-moto", "gcsfs-fakegcs")
-def test_what_is_promised_holds_on_servers(place):
-    drills = [drill for name in NAMES for drill in named(name)]
-    report = run_drills(place.url, drills, conduct=Conduct(place.engine, place.options))
-    assert report.left_behind == ()
-    wrong = {name: verdict.seen for name, verdict in report.verdicts.items() if verdict.status != "passed"}
-    assert wrong == {}
-    slow = {name: verdict.seconds for name, verdict in report.verdicts.items() if verdict.seconds > 60}
-    assert slow == {}
-
-
-@pytest.mark.slow
-@on("obstore-rclone")
-def test_on_a_store_that_ignores_conditions_each_is_refused(place):
-    drills = [drill for name in NAMES for drill in named(name)]
-    report = run_drills(place.url, drills, conduct=Conduct(place.engine, place.options))
-    assert {verdict.status for verdict in report.verdicts.values()} == {"refused"}
-    assert report.left_behind == ()

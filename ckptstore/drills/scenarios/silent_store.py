@@ -6,8 +6,8 @@ from ckptstore.drills.place import Place, expect
 from ckptstore.drills.scenarios.runs import WORLD
 
 SAVE = "ckptstore.drills.saves:save_into_silence"
-IN_TIME_SECONDS = 10.0
-"""What is given up after 3 seconds must be known by then, on a slow machine too."""
+LATE_SECONDS = 8.0
+"""How much later than its time a save that hangs may be known to have failed."""
 MOST_HUNG = 2
 
 
@@ -19,8 +19,8 @@ def silent_store(place: Place) -> str:
         expect(each["beside"] == "BusyError", f"Rank {rank}: a save beside one that hangs ended as {each['beside']}.")
         for kind, seconds in each["ended"]:
             expect(
-                kind == "StalledError" and seconds < IN_TIME_SECONDS,
-                f"Rank {rank}: a save that hangs ended as {kind} after {seconds:.1f} s.",
+                kind == "StalledError" and seconds < each["limit"] + LATE_SECONDS,
+                f"Rank {rank}: a save that hangs ended as {kind} after {seconds:.1f} s, allowed {each['limit']:.1f}.",
             )
         expect(each["hung"] <= MOST_HUNG, f"Rank {rank}: {each['hung']} uploads hang.")
         expect(each["last"] == "fine", f"Rank {rank}: once the store answered again, a save ended as {each['last']}.")
