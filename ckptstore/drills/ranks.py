@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,7 +68,9 @@ class Ranks:
         """What each rank said so far."""
         self._read = [0] * world_size
         self._workers: list[tuple[BaseProcess, Connection]] = []
-        self._meeting: tuple[BaseProcess, Connection] | None = None
+        self._started: list[tuple[BaseProcess, Connection]] = []
+        """The workers, and who keeps what they meet in."""
+        self._starting, self._closed = threading.Lock(), False
         place.started.append(self)
         try:
             port = self._open_meeting()
@@ -141,7 +144,9 @@ class Ranks:
         """Kill the processes."""
         if self in self._place.started:
             self._place.started.remove(self)
-        for process, pipe in [*self._workers, *([self._meeting] if self._meeting else [])]:
+        with self._starting:
+            self._closed = True
+        for process, pipe in self._started:
             process.kill()
             process.join(10)
             pipe.close()
@@ -156,17 +161,24 @@ class Ranks:
         self.close()
 
     def _start(self, target: Any, *arguments: Any) -> tuple[BaseProcess, Connection]:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=target, args=(theirs, *arguments), daemon=True)
-        process.start()
+        with self._starting:
+            if self._closed:
+                raise NotAsPromised("The drill was over before all its ranks had started.")
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=target, args=(theirs, *arguments), daemon=True)
+            process.start()
+            self._started.append((process, ours))
         theirs.close()
         return process, ours
 
     def _open_meeting(self) -> int:
-        self._meeting = self._start(worker.keep_meeting, self._log(-1))
-        if not self._meeting[1].poll(self._place.left_seconds(DRILL_SECONDS)):
-            raise NotAsPromised("The ranks have nowhere to meet: no process could be started in time.")
-        return int(self._meeting[1].recv())
+        _, pipe = self._start(worker.keep_meeting, self._log(-1))
+        try:
+            if pipe.poll(self._place.left_seconds(DRILL_SECONDS)):
+                return int(pipe.recv())
+        except (EOFError, OSError):
+            pass
+        raise NotAsPromised("The ranks have nowhere to meet: no process could be started in time.")
 
     def _listen(self, rank: int, seconds: float) -> bool:
         """Take in the next word of a rank, or its death; say whether there was any."""

@@ -3,6 +3,7 @@
 import pytest
 
 from ckptstore.drills.catalog import named
+from ckptstore.drills.place import Place
 from ckptstore.drills.runner import Conduct, run_drills
 
 
@@ -16,3 +17,10 @@ def drilled(tmp_path):
         return report.verdicts[name]
 
     return drilled
+
+
+@pytest.fixture
+def ranks_are_quick(tmp_path):
+    """Start a rank beforehand: the first one imports torch, which may take longer than a test's drill has."""
+    with Place(str(tmp_path / "beforehand")).ranks(1, "sabotage:nothing") as ranks:
+        ranks.results()

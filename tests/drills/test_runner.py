@@ -79,7 +79,7 @@ def test_what_was_seen_is_the_verdict_and_an_error_is_no_pass(url):
     assert report.failed == ["breaks", "fails", "stumbles"]
 
 
-def test_a_drill_that_does_not_end_has_failed_and_its_ranks_are_dead(url):
+def test_a_drill_that_does_not_end_has_failed_and_its_ranks_are_dead(url, ranks_are_quick):
     started = []
 
     def waits(place):
@@ -96,7 +96,7 @@ def test_a_drill_that_does_not_end_has_failed_and_its_ranks_are_dead(url):
     assert [process.is_alive() for process in started] == [False, False]
 
 
-def test_ranks_that_do_not_say_what_is_waited_for_are_waited_for_no_longer_than_the_drill(url):
+def test_ranks_that_do_not_say_what_is_waited_for_are_waited_for_no_longer_than_the_drill(url, ranks_are_quick):
     def waits(place):
         with place.ranks(1, "sabotage:sleeps") as ranks:
             ranks.hear("anything", seconds=1000)
@@ -104,7 +104,7 @@ def test_ranks_that_do_not_say_what_is_waited_for_are_waited_for_no_longer_than_
 
     report = run_drills(url, [drill(waits)], conduct=Conduct(timeout_seconds=10.0))
     assert report.verdicts["one"].status == "failed"
-    assert report.seconds < 30
+    assert report.seconds < 60
 
 
 def test_a_drill_that_means_nothing_somewhere_says_why(url):
