@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +38,11 @@ def shard_of(checkpoint: Checkpoint, place: Place, rank: int) -> str:
 
 def saved_twice(place: Place) -> tuple[Checkpoint, Checkpoint, str]:
     """Train until two checkpoints stand; return both, the newer one first, and the digest of the older one's state."""
-    older = trained(place, until=2)[0]["digest"]
-    trained(place, until=4, shape={"seed": 1})
+    with place.ranks(WORLD, TRAIN, until=4) as ranks:
+        ranks.results()
+        digests = {row.step: row.digest for row in rows_of(ranks)}
     newest, before = place.opened().checkpoints()
-    return newest, before, older
+    return newest, before, digests[before.global_step or 0]
 
 
 def refused(what: str, act: Callable[[], object]) -> str:
@@ -58,22 +59,26 @@ def refused(what: str, act: Callable[[], object]) -> str:
     return ""
 
 
-def resumed_from(place: Place, older: Checkpoint, digest: str, *, world_size: int = WORLD) -> dict[str, Any]:
-    """Resume on ranks, and check that all have what the older checkpoint holds, bit by bit; return what one tells.
+def resumed_from(place: Place, older: Checkpoint, digest: str) -> dict[str, Any]:
+    """Resume on ranks, and check what they have: see `check_resumed`; return what one tells."""
+    told = trained(place, until=0, shape={"seed": 7})
+    check_resumed(told, older, digest)
+    resumed: dict[str, Any] = told[0]["resumed"]
+    return resumed
+
+
+def check_resumed(told: Sequence[Mapping[str, Any]], older: Checkpoint, digest: str) -> None:
+    """Check that all ranks have what a checkpoint holds, bit by bit.
 
     Raises:
         NotAsPromised: One has another one, or other values.
     """
-    told: list[dict[str, Any]] = [
-        each["resumed"] for each in trained(place, until=0, world_size=world_size, shape={"seed": 7})
-    ]
-    for rank, resumed in enumerate(told):
+    for rank, resumed in enumerate(each["resumed"] for each in told):
         expect(
             resumed["step"] == older.global_step,
             f"Rank {rank} resumed from step {resumed['step']}, not from {older.global_step}.",
         )
         expect(resumed["digest"] == digest, f"Rank {rank} has other values than were saved at step {resumed['step']}.")
-    return told[0]
 
 
 @dataclass(frozen=True, slots=True)
