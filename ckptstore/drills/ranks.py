@@ -34,6 +34,7 @@ PRELOADED = [
     "ckptstore.drills.job",
     "ckptstore.drills.reshaped",
     "ckptstore.drills.saves",
+    "ckptstore.drills.trouble",
     "ckptstore.drills.worker",
 ]
 ENGINES = {"obstore": "via_obstore", "s3fs": "via_s3fs", "gcsfs": "via_gcsfs", "fsspec": "via_fsspec"}

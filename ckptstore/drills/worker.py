@@ -122,6 +122,8 @@ def serve(pipe: Connection, task: Task) -> None:
         store = TCPStore("127.0.0.1", task.port, is_master=False, timeout=limit)
         dist.init_process_group("gloo", store=store, rank=task.rank, world_size=task.world_size, timeout=limit)
         outcome: tuple[str, Any] = "ended", found(task.function)(voice, task.place, **task.arguments)
+    except SystemExit:  # its exit code says what became of it
+        raise
     except BaseException as error:  # noqa: BLE001  (handed over)
         outcome = "raised", Raised.of(error)
     voice.say(*outcome)
