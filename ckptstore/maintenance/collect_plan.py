@@ -158,8 +158,10 @@ def plan_collection(log: RunLog, *, keep: Keep | None = None, grace_seconds: flo
     check_kinds(keep=(keep, Keep))
     store = log.store
     notes: list[str] = []
+    if log.refresh().whole().run == "":  # nothing can be told of what lies there
+        return Plan(store.url, None)
     now = time_of(store, log.clock, log.ids) if grace_seconds else None
-    before = log.refresh().whole()
+    before = log.fold
     spared = {each.commit.prefix for each in before.kept} - _prefixes(before, keep)
     listed = _Listed(store.list(DATA_PREFIX), spared)
     uploads = _uploads(store, notes)
