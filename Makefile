@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STORE  ?= file
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test lint slow table bench scale soak chaos clean
+.PHONY: help demo test lint slow table bench scale soak chaos model clean
 
 help:
 	@sed -n 's/^##//p' $(MAKEFILE_LIST)
@@ -65,13 +65,18 @@ scale: $(VENV)/.bench
 	$(BIN)/python -m benchmarks scale --ranks 10,100,1000,10000
 	$(BIN)/python -m benchmarks log
 
-## make soak           save in the background for a long time, and look at memory, threads and files
+## make soak           200 background saves, and half an hour of kills, stops, slow lines and collections: what may not grow or get lost
 soak: $(VENV)/.bench
 	$(BIN)/python -m benchmarks soak
+	$(BIN)/python -m benchmarks endurance
 
 ## make chaos          kill the plain example at every file event of its saves, one process and two ranks: an hour on two cores
 chaos: $(VENV)/.ready
 	$(BIN)/python -m benchmarks chaos
+
+## make model          explore a bounded model of the commit protocol, state by state: some minutes on one core
+model: $(VENV)/.ready
+	$(BIN)/python -m benchmarks model
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
