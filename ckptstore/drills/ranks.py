@@ -55,6 +55,11 @@ class Outcome:
     error: worker.Raised | None = None
     died: int | None = None
 
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"it raised {self.error.kinds[0]}: {self.error.message}"
+        return "it ended well" if self.died is None else f"it died ({self.died})"
+
 
 class Ranks:
     """The processes of one job. They are dead at the end of the `with`. See `Place.ranks`."""
