@@ -11,7 +11,7 @@ import storage_writers as sw
 from ckptstore.errors import InvalidInputError
 from ckptstore.events import Observer, silent
 from ckptstore.maintenance.retention import Keep
-from ckptstore.options import TransferOptions, check_flags, check_kinds
+from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds
 from ckptstore.protocol.verify import Level
 from ckptstore.training import resuming, saving
 from ckptstore.training.asked import Asked
@@ -81,6 +81,7 @@ def resume(  # noqa: PLR0913  (the same)
     engine: str | None = None,
     storage_options: Mapping[str, object] | None = None,
     transfer: TransferOptions | None = None,
+    log: LogOptions | None = None,
     observer: Observer = silent,
 ) -> ResumeReport:
     """Let a training state be what was saved, or report that nothing was. Collective.
@@ -100,6 +101,7 @@ def resume(  # noqa: PLR0913  (the same)
         engine: What moves the bytes, where a scheme has several.
         storage_options: Of the store's engine.
         transfer: How bytes are moved.
+        log: Who must have signed the run's records.
         observer: Hears of the loads.
 
     Raises:
@@ -112,7 +114,7 @@ def resume(  # noqa: PLR0913  (the same)
     """
     _check_state(state)
     check_flags(allow_one_rank=allow_one_rank)
-    check_kinds(matrix=(matrix, Matrix))
+    check_kinds(matrix=(matrix, Matrix), log=(log, LogOptions))
     asked = Asked(
         os.fspath(url),
         checkpoint_id=checkpoint_id,
@@ -125,6 +127,7 @@ def resume(  # noqa: PLR0913  (the same)
         engine=engine,
         storage_options=storage_options,
         transfer=transfer,
+        log=log,
         observer=observer,
     )
     return resuming.resume(state, asked, Meeting(process_group, one_rank=allow_one_rank))

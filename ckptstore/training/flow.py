@@ -258,6 +258,7 @@ class Flow:
             engine=self.asked.engine,
             storage_options=self.asked.storage_options,
             transfer=self.asked.transfer,
+            log=self.asked.log,
             observer=self.asked.observer,
         )
         reader = self.meeting.all_do("reader", make)
