@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptstore.errors import InvalidInputError
-from ckptstore.options import LogOptions
+from ckptstore.options import LogOptions, TransferOptions
 from ckptstore.signing import KEY_FILE_VARIABLE, TRUSTED_VARIABLE, Signing
 from ckptstore.store import CheckpointStore
 
@@ -151,15 +151,20 @@ def pointed(hint: str) -> str:
     return _COMMAND.sub(lambda command: _PLACE.sub(lambda _: place, command[0]), hint)
 
 
-def log_options(*, assume_single_writer: bool = False) -> LogOptions:
-    """Return how the log is read and appended to."""
-    return LogOptions(assume_single_writer=assume_single_writer, signing=_said.signing)
+def log_options(log: LogOptions | None = None) -> LogOptions:
+    """Return how the log is read and appended to, with the keys that were named."""
+    return replace(log or LogOptions(), signing=_said.signing)
 
 
-def open_run(url: str, *, log: LogOptions | None = None) -> CheckpointStore:
+def open_run(url: str, *, log: LogOptions | None = None, transfer: TransferOptions | None = None) -> CheckpointStore:
     """Return the run at `url`. See `CheckpointStore.open`."""
-    log = log or log_options()
-    return CheckpointStore.open(url, engine=_said.engine, storage_options=_said.storage_options, log=log)
+    return CheckpointStore.open(
+        url,
+        engine=_said.engine,
+        storage_options=_said.storage_options,
+        log=log_options(log),
+        transfer=transfer,
+    )
 
 
 def moved_to_the_front(arguments: Sequence[str]) -> list[str]:

@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from ckptstore.checkpoint import Checkpoint
-from ckptstore.cli.access import log_options, open_run
+from ckptstore.cli.access import open_run
 from ckptstore.cli.arguments import AsJson, Name, Url
 from ckptstore.cli.documents import Document, checkpoint_document, run_document
 from ckptstore.cli.exits import Exit
 from ckptstore.cli.render import clean, print_json, print_line, print_warning
 from ckptstore.errors import InvalidInputError
+from ckptstore.options import LogOptions
 from ckptstore.store import CheckpointStore
 
 SingleWriter = Annotated[
@@ -129,7 +130,7 @@ def opened(url: str, *, single_writer: bool) -> CheckpointStore:
             "A single writer is promised, so fencing does not hold: if another process writes now, "
             "a checkpoint may be lost."
         )
-    return open_run(url, log=log_options(assume_single_writer=single_writer))
+    return open_run(url, log=LogOptions(assume_single_writer=single_writer))
 
 
 def _changed(store: CheckpointStore, target: Checkpoint, *, changed: bool) -> Document:

@@ -50,6 +50,7 @@ READERS = [
     ["pin", "step-1", "--holder", "eval"],
     ["rollback", "step-1", "--yes"],
     ["gc"],
+    ["repair"],
     ["retire", "--keep-last", "2", "--yes"],
 ]
 

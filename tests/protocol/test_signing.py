@@ -27,9 +27,11 @@ from ckptstore.format.layout import slot_key, state_key
 from ckptstore.format.records import FOLD_EVERY, Pin, decode_record
 from ckptstore.format.seal import SEAL_BYTES, signer_of
 from ckptstore.format.trace import decode_trace
+from ckptstore.maintenance.rebuild import Copy, LeftOut, copies
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.options import LogOptions
 from ckptstore.protocol.attempt import Description, begin
+from ckptstore.protocol.log import RunLog
 from ckptstore.protocol.traces import read_trace, write_trace
 from ckptstore.protocol.verify import readable_records
 from ckptstore.signing import RECORD, TRACE, Signing
@@ -346,3 +348,14 @@ def test_the_largest_commit_still_fits_with_a_signature():
     job = Job(MemoryStore(), options=signs(TRAINER))
     most = Description(1, training_state={"x": "y" * (16 * 1024 - 60)})
     assert begin(job.log, job.incarnation, checkpoint_id="n" * 120, world_size=4, description=most).world_size == 4
+
+
+def test_a_log_is_rebuilt_from_signed_copies_alone():
+    store, job = a_signed_run(2)
+    first, second = (each.commit.stem.committed_key for each in job.catalog.checkpoints())
+    strip_signature(store, second)
+    found = list(copies(RunLog.open(store, options=REQUIRED)))
+    assert [each.committed.seq for each in found if isinstance(each, Copy)] == [1]
+    assert [each.key for each in found if isinstance(each, LeftOut)] == [second]
+    assert len([each for each in copies(RunLog.open(store)) if isinstance(each, Copy)]) == 2
+    assert first != second
