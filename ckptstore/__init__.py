@@ -28,11 +28,14 @@ from ckptstore.errors import (
 from ckptstore.events import Observer
 from ckptstore.format.records import Commit
 from ckptstore.format.value_types import ValueTypes
+from ckptstore.maintenance.repair import Repair
+from ckptstore.maintenance.scrub import Scrub
 from ckptstore.options import LogOptions, RetryOptions, TransferOptions
 from ckptstore.protocol.catalog import Uncommitted
 from ckptstore.protocol.fold import Committed, Ignored, Reign
 from ckptstore.protocol.log import Entry
 from ckptstore.protocol.verify import Finding, Verdict
+from ckptstore.signing import Signing
 from ckptstore.store import CheckpointStore
 
 __version__ = "0.1.0"
@@ -61,8 +64,11 @@ __all__ = [
     "Observer",
     "OutcomeUnknownError",
     "Reign",
+    "Repair",
     "ResumeError",
     "RetryOptions",
+    "Scrub",
+    "Signing",
     "StalledError",
     "SupersededError",
     "TransferOptions",

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.clock import SystemClock, SystemIds
 from ckptstore.events import Observer, silent
 from ckptstore.format.records import SetAside
+from ckptstore.maintenance.repair import Repair
+from ckptstore.maintenance.scrub import Scrub
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import LogOptions, TransferOptions
 from ckptstore.protocol.catalog import Catalog, Reason, Uncommitted
 from ckptstore.protocol.fold import Committed, Ignored, Reign
 from ckptstore.protocol.log import Entry, RunLog
+from ckptstore.protocol.shares import Share
 from ckptstore.protocol.traces import write_trace
 from ckptstore.protocol.verify import Level, Progress, Verdict, readable_records, unwatched
 from ckptstore.retiring import Retiring
+from ckptstore.signing import Signing
 
 
 class CheckpointStore(Retiring):
     """A run: its root, its log, its checkpoints. Opening creates nothing and claims nothing."""
 
-    def __init__(self, store: ObjectStore, log: RunLog, transfer: TransferOptions) -> None:
-        self._store, self._log, self._transfer = store, log, transfer
+    def __init__(self, log: RunLog, transfer: TransferOptions, *, again: Callable[[], ObjectStore]) -> None:
+        self._store, self._log, self._transfer, self._again = log.store, log, transfer, again
         self._catalog = Catalog(log)
 
     @classmethod
@@ -45,7 +49,7 @@ class CheckpointStore(Retiring):
             engine: What moves the bytes, where a scheme has several.
             storage_options: Credentials, endpoint, region, by s3fs's and gcsfs's usual names.
             transfer: How bytes are moved.
-            log: How records are appended, by `pin`, `rollback` and the like.
+            log: How records are appended, by `pin`, `rollback` and the like, and who must have signed them.
             observer: Told of records that were ignored and tails that were lost.
 
         Raises:
@@ -55,11 +59,14 @@ class CheckpointStore(Retiring):
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
         transfer = transfer or TransferOptions()
-        store = open_store(url, engine=engine, storage_options=storage_options, transfer=transfer)
-        opened = RunLog.open(
-            store, clock=SystemClock(), ids=SystemIds(), options=log or LogOptions(), observer=observer
+
+        def opened() -> ObjectStore:
+            return open_store(url, engine=engine, storage_options=storage_options, transfer=transfer)
+
+        run = RunLog.open(
+            opened(), clock=SystemClock(), ids=SystemIds(), options=log or LogOptions(), observer=observer
         )
-        return cls(store, opened, transfer)
+        return cls(run, transfer, again=opened)
 
     @staticmethod
     def readable_records(
@@ -67,17 +74,19 @@ class CheckpointStore(Retiring):
         *,
         engine: str | None = None,
         storage_options: Mapping[str, object] | None = None,
+        signing: Signing | None = None,
     ) -> Iterator[Entry]:
         """Yield the records of a log that may be damaged, up to the last one before the damage.
 
-        For people, after `open` has raised: nothing may be decided by a log that is not whole.
+        For people, after `open` has raised: nothing may be decided by a log that is not whole. One not signed as
+        `signing` says is damage.
 
         Raises:
             InvalidInputError: The URL or an option is wrong.
             UnsupportedError: The run is of a newer version.
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
-        return readable_records(open_store(url, engine=engine, storage_options=storage_options))
+        return readable_records(open_store(url, engine=engine, storage_options=storage_options), signing=signing)
 
     @property
     def url(self) -> str:
@@ -172,6 +181,8 @@ class CheckpointStore(Retiring):
     ) -> Verdict:
         """Verify the log, and a checkpoint as deep as `level` says; what is wrong stands in the verdict.
 
+        An object that is found damaged is read again over a connection of its own: see `Finding.confirmed`.
+
         Args:
             checkpoint: Which one, or what `get` finds it by: its name, or `name@seq`; None: the log alone.
             level: `chain` (records link), `exists` (sizes; the default for a checkpoint), `etag` (the store's own
@@ -187,7 +198,7 @@ class CheckpointStore(Retiring):
         """
         committed = None if checkpoint is None else self._named(checkpoint).committed
         level = level or ("chain" if checkpoint is None else "exists")
-        return self._catalog.verify(committed, level=level, options=self._transfer, progress=progress)
+        return self.scrub().verify(committed, level=level, progress=progress)
 
     def verify_kept(self, *, level: Level = "exists", progress: Progress = unwatched) -> Iterator[Verdict]:
         """Return a verdict on the log, then one on the data of each checkpoint, newest first, set aside or not.
@@ -199,7 +210,22 @@ class CheckpointStore(Retiring):
             IntegrityError: What was appended to the log since it was opened is damaged.
             UnsupportedError: With the first verdict: a newer version wrote to the log.
         """
-        return self._catalog.verify_kept(level=level, options=self._transfer, progress=progress)
+        return self.scrub().verify_kept(level=level, progress=progress)
+
+    def scrub(self, *, subset: tuple[int, int] = (1, 1)) -> Scrub:
+        """Return a pass over the run's objects that can do more than `verify`: quarantine, record, reckon what is lost.
+
+        Args:
+            subset: `(k, n)`: the k-th of n shares of the objects, which together have each exactly once.
+
+        Raises:
+            InvalidInputError: There is no such share.
+        """
+        return Scrub(self._log, options=self._transfer, again=self._again, share=Share(*subset))
+
+    def repair(self) -> Repair:
+        """Return what may be done for a run that was damaged: hints, objects from a replica, a log that was lost."""
+        return Repair(self._log, options=self._transfer, again=self._again)
 
     def pin(self, checkpoint: Checkpoint | str, *, holder: str, reason: str = "") -> bool:
         """Keep a checkpoint from being retired while `holder` holds it; False if it is pinned just so already.
@@ -342,4 +368,4 @@ class CheckpointStore(Retiring):
         return checkpoint if isinstance(checkpoint, Checkpoint) else self.get(checkpoint)
 
     def _checkpoint(self, committed: Committed) -> Checkpoint:
-        return Checkpoint(self._store, committed, self._transfer)
+        return Checkpoint(self._store, committed, self._transfer, signing=self._log.options.signing)

@@ -13,12 +13,16 @@ from typing import Any
 from ckptstore.checkpoint import Checkpoint, Key
 from ckptstore.cli.access import pointed
 from ckptstore.errors import CkptStoreError
+from ckptstore.format.seal import signer_of
 from ckptstore.protocol.catalog import Uncommitted
 from ckptstore.protocol.log import Entry
 from ckptstore.protocol.verify import Verdict
 from ckptstore.store import CheckpointStore
 
 Document = dict[str, Any]
+
+MAX_TENSORS = 20
+"""So many of those that damage hits are named."""
 
 
 def run_document(store: CheckpointStore) -> Document:
@@ -112,6 +116,7 @@ def record_document(entry: Entry, ignored: Mapping[int, str]) -> Document:
         "seq": entry.seq,
         "written_at": entry.envelope.written_at,
         "blake3": entry.blake3,
+        "signed_by": signer_of(entry.body),
         "ignored": ignored.get(entry.seq),
         "record": json.loads(entry.body),
     }
@@ -119,24 +124,16 @@ def record_document(entry: Entry, ignored: Mapping[int, str]) -> Document:
 
 def findings_of(verdict: Verdict, *, of_log: bool) -> list[Document]:
     """Return what a verification found in the log, or what it found in the data."""
+    names = ("level", "kind", "key", "expected", "found", "message", "confirmed")
     return [
-        {name: getattr(each, name) for name in ("level", "kind", "key", "expected", "found", "message")}
+        {
+            **{name: getattr(each, name) for name in names},
+            "tensors": list(each.tensors[:MAX_TENSORS]),
+            "tensor_count": len(each.tensors),
+        }
         for each in verdict.findings
         if (each.level == "chain") is of_log
     ]
-
-
-def verdict_document(verdict: Verdict, checkpoint: Checkpoint) -> Document:
-    """Return what a verification found in a checkpoint's data; what it found in the log stands apart."""
-    findings = findings_of(verdict, of_log=False)
-    return {
-        "checkpoint_id": checkpoint.checkpoint_id,
-        "seq": checkpoint.seq,
-        "set_aside": checkpoint.committed.set_aside,
-        "ok": not findings,
-        "bytes_read": verdict.bytes_read,
-        "findings": findings,
-    }
 
 
 def error_document(error: CkptStoreError) -> Document:

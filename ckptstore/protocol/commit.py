@@ -308,14 +308,18 @@ def _put_part(log: RunLog, key: str, body: bytes) -> None:
         raise UnavailableError(f"Whether {key} was stored is not known. Nothing was committed.", hint="Save again.")
 
 
-def _write_hints(log: RunLog, committed: Committed, body: bytes | None) -> None:
-    hint = LatestHint(
+def latest_hint(committed: Committed) -> LatestHint:
+    """Return what `latest.json` says of a commit."""
+    return LatestHint(
         seq=committed.seq,
         record_blake3=committed.blake3,
         checkpoint_id=committed.commit.checkpoint_id,
         global_step=committed.commit.global_step,
         committed_at=committed.written_at,
     )
-    log.write_hint(LATEST_KEY, encode_latest(hint))
+
+
+def _write_hints(log: RunLog, committed: Committed, body: bytes | None) -> None:
+    log.write_hint(LATEST_KEY, encode_latest(latest_hint(committed)))
     if body is not None:
         log.write_hint(committed.commit.stem.committed_key, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Mapping, Sequence
 
 import torch.distributed as dist
@@ -11,7 +12,7 @@ import storage_writers as sw
 from ckptstore.errors import InvalidInputError
 from ckptstore.events import Observer, silent
 from ckptstore.maintenance.retention import Keep
-from ckptstore.options import TransferOptions, check_flags, check_kinds
+from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds
 from ckptstore.protocol.verify import Level
 from ckptstore.training import resuming, saving
 from ckptstore.training.asked import Asked
@@ -20,6 +21,7 @@ from ckptstore.training.gate import names_given
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.report import ResumeReport
 from ckptstore.training.state import TrainingState
+from ckptstore.training.told import tell_resumed
 
 
 def save(  # noqa: PLR0913  (a face takes written-out keywords)
@@ -81,6 +83,7 @@ def resume(  # noqa: PLR0913  (the same)
     engine: str | None = None,
     storage_options: Mapping[str, object] | None = None,
     transfer: TransferOptions | None = None,
+    log: LogOptions | None = None,
     observer: Observer = silent,
 ) -> ResumeReport:
     """Let a training state be what was saved, or report that nothing was. Collective.
@@ -100,7 +103,8 @@ def resume(  # noqa: PLR0913  (the same)
         engine: What moves the bytes, where a scheme has several.
         storage_options: Of the store's engine.
         transfer: How bytes are moved.
-        observer: Hears of the loads.
+        log: Who must have signed the run's records.
+        observer: Hears of how it ended.
 
     Raises:
         NotFoundError: There is no such checkpoint. UncommittedError: it was never committed.
@@ -112,7 +116,7 @@ def resume(  # noqa: PLR0913  (the same)
     """
     _check_state(state)
     check_flags(allow_one_rank=allow_one_rank)
-    check_kinds(matrix=(matrix, Matrix))
+    check_kinds(matrix=(matrix, Matrix), log=(log, LogOptions))
     asked = Asked(
         os.fspath(url),
         checkpoint_id=checkpoint_id,
@@ -125,9 +129,14 @@ def resume(  # noqa: PLR0913  (the same)
         engine=engine,
         storage_options=storage_options,
         transfer=transfer,
+        log=log,
         observer=observer,
     )
-    return resuming.resume(state, asked, Meeting(process_group, one_rank=allow_one_rank))
+    began, meeting = time.monotonic(), Meeting(process_group, one_rank=allow_one_rank)
+    report = resuming.resume(state, asked, meeting)
+    if not report.is_fresh:
+        tell_resumed(observer, report, time.monotonic() - began, rank=meeting.rank, is_own=only is None)
+    return report
 
 
 def _check_state(state: TrainingState) -> None:
