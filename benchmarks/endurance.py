@@ -47,7 +47,7 @@ PRELOADED += ["ckptstore.objectstore.via_obstore", "benchmarks.endurance_rank", 
 ALLOWED = {"resident_mib": 48.0, "descriptors": 8, "threads": 8}
 """How much a process may grow from its fifth save, or its first minute of looking, to its end."""
 OBJECTS_OF_ONE = 12
-"""Of a checkpoint under `data/`, at most: four shards, a part, documents, a trace, a copy of the commit; and some room."""
+"""Of a checkpoint under `data/`, at most: four shards, a part, documents, a trace, a copy of the commit; and room."""
 
 
 def main(argv: list[str]) -> int:
