@@ -128,7 +128,7 @@ class World:
 
     def intrude(self) -> None:
         """Let another job claim the run and save."""
-        self.intruder = self.other("f", job="intruder")
+        self.intruder = self.other("f" if self.intruder is None else "e", job="intruder")
         if not self.intruder.save(90):
             raise AssertionError(f"the intruder could not save: {self.intruder.error!r}")
 
