@@ -117,19 +117,23 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks chaos", description=__doc__)
     parser.add_argument("--points", type=count, default=ALL, help="so many at most of each variant. [all]")
     parser.add_argument("--jobs", type=count, default=2, help="points at a time. [2]")
+    parser.add_argument("--only", choices=VARIANTS, action="append", help="this variant; may be repeated. [all]")
     parser.add_argument("--results", type=Path, metavar="FOLDER", help="instead of benchmarks/results")
     given = parser.parse_args(argv)
     about = {"modes": MODES, "points": given.points, "jobs": given.jobs, "setting": SMALL}
-    rows, bad = [], 0
-    for name, variant in VARIANTS.items():
+    before = results.read("chaos", folder=given.results)
+    rows = {row["variant"]: row for row in before["rows"]} if before else {}
+    bad = 0
+    for name in given.only or VARIANTS:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="ckptstore-chaos-") as folder:
-            ended = killed_everywhere(variant, Path(folder) / "work", points=given.points, jobs=given.jobs)
-        row = counted(name, ended) | {"seconds": round(time.monotonic() - began)}
-        rows.append(row)
+            ended = killed_everywhere(VARIANTS[name], Path(folder) / "work", points=given.points, jobs=given.jobs)
+        took = {"seconds": round(time.monotonic() - began), "commit": results.commit()}
+        rows[name] = row = counted(name, ended) | took
         bad += ended.code != 0
         print(ended.output if ended.code else "", {key: row[key] for key in row if key not in ("list", "command")})
-        print(results.write("chaos", rows, about=about, folder=given.results))  # after each: all take an hour
+        kept = [rows[each] for each in VARIANTS if each in rows]
+        print(results.write("chaos", kept, about=about, folder=given.results))  # after each: all take an hour
     return 1 if bad else 0
 
 

@@ -119,6 +119,30 @@ class Loaded(Event):
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Retired(Event):
+    """These are no longer kept; their bytes may be deleted."""
+
+    seqs: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted(Event):
+    """An object was deleted by a collection."""
+
+    key: str
+    size: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collected(Event):
+    """Nothing is left of these retired ones."""
+
+    seqs: tuple[int, ...]
+
+
 Observer = Callable[[Event], None]
 
 

@@ -17,9 +17,10 @@ from ckptstore.protocol.fold import Committed, Ignored, Reign
 from ckptstore.protocol.log import Entry, RunLog
 from ckptstore.protocol.traces import write_trace
 from ckptstore.protocol.verify import Level, Progress, Verdict, readable_records, unwatched
+from ckptstore.retiring import Retiring
 
 
-class CheckpointStore:
+class CheckpointStore(Retiring):
     """A run: its root, its log, its checkpoints. Opening creates nothing and claims nothing."""
 
     def __init__(self, store: ObjectStore, log: RunLog, transfer: TransferOptions) -> None:

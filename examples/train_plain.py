@@ -54,6 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2, help="processes that fetch samples in advance")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and of dropout")
+    parser.add_argument("--keep-last", type=int, help="keep so many, and delete others at once: nobody else reads them")
     parser.add_argument("--final", help="write the last weights to this file")
     return parser.parse_args()
 
@@ -95,8 +96,11 @@ def train(args: argparse.Namespace, model: nn.Module) -> None:
     def is_over() -> bool:
         return progress.global_step >= args.steps or extras["patience"] <= 0
 
-    keep = Keep(last=2, best=("val_loss", "min", 1))
-    with Checkpointer(args.url, state, every_steps=args.every, keep=keep) as checkpointer:
+    keep, grace = Keep(last=2, best=("val_loss", "min", 1)), 3600.0
+    if args.keep_last:  # without a grace, since this run may be over long before an hour is
+        keep, grace = Keep(last=args.keep_last), 0.0
+    options = {"every_steps": args.every, "keep": keep, "keep_grace_seconds": grace}
+    with Checkpointer(args.url, state, **options) as checkpointer:
         report = checkpointer.resume()
         print("a fresh start" if report.is_fresh else f"resumed from seq {report.seq}, step {report.global_step}")
         while not is_over():

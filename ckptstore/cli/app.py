@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 import ckptstore
-from ckptstore.cli import access, changing, checking, doctor, listing, looking, tuning
+from ckptstore.cli import access, changing, checking, collecting, doctor, listing, looking, tuning
 from ckptstore.cli.documents import Document, error_document
 from ckptstore.cli.exits import EPILOG, Exit, exit_for
 from ckptstore.cli.render import print_error, print_json, print_line
@@ -110,6 +110,8 @@ for _command in (
     changing.restore,
     changing.pin,
     changing.unpin,
+    collecting.retire,
+    collecting.gc,
     doctor.doctor,
     tuning.tune,
 ):

@@ -42,7 +42,7 @@ def rollback(
     What was committed after it is set aside, and nothing is deleted. It is written down, so that no later crash undoes
     it. Stop the training job first: what it goes on to save becomes the latest again.
     """
-    store = _opened(url, single_writer=single_writer)
+    store = opened(url, single_writer=single_writer)
     target = store.get(name)
     above = [each for each in store.checkpoints() if each.seq > target.seq]
     if above and target.committed.set_aside is None and not yes:
@@ -74,7 +74,7 @@ def restore(url: Url, name: Name, *, single_writer: SingleWriter = False, as_jso
     So a roll-back is undone. Name it exactly, as NAME@SEQ: `ckptstore ls URL --all` lists what is set aside. If it was
     quarantined, verify it at level full first. If it is the newest, it is the latest from now on.
     """
-    store = _opened(url, single_writer=single_writer)
+    store = opened(url, single_writer=single_writer)
     target = store.get(name)
     aside = target.committed.set_aside
     changed = store.restore(target)
@@ -99,7 +99,7 @@ def pin(
 
     It is kept until this holder lets go of it with `unpin`.
     """
-    store = _opened(url, single_writer=single_writer)
+    store = opened(url, single_writer=single_writer)
     target = store.get(name)
     changed = store.pin(target, holder=holder, reason=reason)
     if as_json:
@@ -112,7 +112,7 @@ def pin(
 
 def unpin(url: Url, name: Name, *, holder: Holder, single_writer: SingleWriter = False, as_json: AsJson = False) -> int:
     """Let go of a checkpoint. Other holders keep it."""
-    store = _opened(url, single_writer=single_writer)
+    store = opened(url, single_writer=single_writer)
     target = store.get(name)
     changed = store.unpin(target, holder=holder)
     if as_json:
@@ -123,7 +123,8 @@ def unpin(url: Url, name: Name, *, holder: Holder, single_writer: SingleWriter =
     return Exit.FINE
 
 
-def _opened(url: str, *, single_writer: bool) -> CheckpointStore:
+def opened(url: str, *, single_writer: bool) -> CheckpointStore:
+    """Return the run at `url` for a change, and say aloud what a promise of a single writer means."""
     if single_writer:
         print_warning(
             "A single writer is promised, so fencing does not hold: if another process writes now, "

@@ -7,7 +7,7 @@ how long to wait before anything is called garbage, for whoever is not in the lo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,10 +97,20 @@ def find_uploads(store: ObjectStore, *, clock: Clock | None = None, ids: IdSourc
     clock, ids = clock or SystemClock(), ids or SystemIds()
     uploads = list(store.list_uploads(""))
     log = RunLog.open(store, clock=clock, ids=ids)
-    asked = _time_of(store, clock, ids)
+    asked = time_of(store, clock, ids)
     now = clock.now().timestamp() if asked is None else asked
-    found = tuple(_judged(upload, log.fold, now) for upload in uploads)
-    return Uploads(store.url, store.engine, log.run, asked is not None, found)
+    return Uploads(store.url, store.engine, log.run, asked is not None, judged(uploads, log.fold, now))
+
+
+def judged(uploads: Iterable[PendingUpload], fold: Fold, now: float | None) -> tuple[Found, ...]:
+    """Return what each upload is.
+
+    Args:
+        uploads: Listed before the fold was read: what has no commit in it then never will have one, or may be living.
+        fold: What the log says.
+        now: By the clock that they have their times from; None: it is not known.
+    """
+    return tuple(_judged(upload, fold, now) for upload in uploads)
 
 
 def abort(store: ObjectStore, chosen: Sequence[Found]) -> list[tuple[Found, CkptStoreError | None]]:
@@ -119,8 +129,11 @@ def abort(store: ObjectStore, chosen: Sequence[Found]) -> list[tuple[Found, Ckpt
     return ended
 
 
-def _time_of(store: ObjectStore, clock: Clock, ids: IdSource) -> float | None:
-    """Return the store's time, or None where nothing may be written or it does not say."""
+def time_of(store: ObjectStore, clock: Clock, ids: IdSource) -> float | None:
+    """Return the store's time, or None where nothing may be written or it does not say.
+
+    If killed: perhaps a small object under `probe/`, which nobody reads.
+    """
     visit = Visit(store, clock=clock, ids=ids, watch=unwatched)
     try:
         visit.store.put(visit.key("now"), b"now")
@@ -131,8 +144,8 @@ def _time_of(store: ObjectStore, clock: Clock, ids: IdSource) -> float | None:
         visit.leave_even_if_interrupted()
 
 
-def _judged(upload: PendingUpload, fold: Fold, now: float) -> Found:
-    age = None if upload.began is None else max(now - upload.began, 0.0)
+def _judged(upload: PendingUpload, fold: Fold, now: float | None) -> Found:
+    age = None if upload.began is None or now is None else max(now - upload.began, 0.0)
     stem = _stem_of(upload.key)
     if stem is not None:
         state, why = _state_of(stem, fold)

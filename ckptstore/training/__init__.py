@@ -14,11 +14,12 @@ with Checkpointer("s3://bucket/runs/llama-7b", state, every_steps=500, keep=Keep
 ```
 """
 
+from ckptstore.maintenance.retention import Keep
 from ckptstore.training.calls import resume, save
 from ckptstore.training.checkpointer import Checkpointer
 from ckptstore.training.compat import Matrix
 from ckptstore.training.differences import ABSENT, Difference
-from ckptstore.training.events import ProofEnded, Resumed, Stopping, TraceFailed
+from ckptstore.training.events import KeepFailed, ProofEnded, Resumed, Stopping, TraceFailed
 from ckptstore.training.fingerprints import Fingerprint, fingerprint
 from ckptstore.training.loaders import Collate, PerRank
 from ckptstore.training.migrate import AddedParameters, GrownVocabulary, Migrator
@@ -26,7 +27,6 @@ from ckptstore.training.progress import Progress
 from ckptstore.training.proof import Proof
 from ckptstore.training.report import ResumeReport
 from ckptstore.training.sampler import ElasticSampler
-from ckptstore.training.schedule import Keep
 from ckptstore.training.short_run import Program, prove_resume
 from ckptstore.training.state import TrainingState
 from ckptstore.training.stopping import StoppedBySignal
@@ -45,6 +45,7 @@ __all__ = [
     "Fingerprint",
     "GrownVocabulary",
     "Keep",
+    "KeepFailed",
     "Matrix",
     "Migrator",
     "Observation",

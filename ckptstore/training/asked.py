@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from ckptstore import CheckpointStore, TransferOptions
+from ckptstore import Checkpoint, CheckpointStore, LogOptions, TransferOptions
 from ckptstore.events import Observer, silent
 from ckptstore.protocol.verify import Level
 from ckptstore.training.compat import Matrix
@@ -24,7 +24,9 @@ class Asked:
         matrix: Which changes of topology are allowed.
         allow: Names of fingerprints, components and facts that may differ.
         engine, storage_options, transfer: How the store is opened.
+        log: How records are appended.
         observer: Hears of the loads.
+        hold: Called on rank 0 with the checkpoint that was chosen, before it is loaded.
     """
 
     url: str
@@ -38,7 +40,9 @@ class Asked:
     engine: str | None = None
     storage_options: Mapping[str, object] | None = None
     transfer: TransferOptions | None = None
+    log: LogOptions | None = None
     observer: Observer = silent
+    hold: Callable[[Asked, CheckpointStore, Checkpoint], None] | None = None
 
     @property
     def is_one(self) -> bool:
@@ -48,5 +52,9 @@ class Asked:
     def open(self) -> CheckpointStore:
         """Open the run."""
         return CheckpointStore.open(
-            self.url, engine=self.engine, storage_options=self.storage_options, transfer=self.transfer
+            self.url,
+            engine=self.engine,
+            storage_options=self.storage_options,
+            transfer=self.transfer,
+            log=self.log,
         )

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import storage_writers as sw
 from ckptstore.errors import InvalidInputError
 from ckptstore.events import Observer, silent
+from ckptstore.maintenance.retention import Keep
 from ckptstore.options import TransferOptions, check_flags, check_kinds
 from ckptstore.protocol.verify import Level
 from ckptstore.training import resuming, saving
@@ -18,7 +19,6 @@ from ckptstore.training.compat import Matrix
 from ckptstore.training.gate import names_given
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.report import ResumeReport
-from ckptstore.training.schedule import Keep
 from ckptstore.training.state import TrainingState
 
 

@@ -16,6 +16,8 @@ import storage_writers as sw
 from ckptstore.clock import Clock, SystemClock
 from ckptstore.errors import InvalidInputError
 from ckptstore.events import Observer, silent, tell
+from ckptstore.maintenance.collect_plan import GRACE_SECONDS
+from ckptstore.maintenance.retention import Keep
 from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.claim import Takeover
 from ckptstore.protocol.verify import Level
@@ -24,19 +26,19 @@ from ckptstore.training.compat import Matrix
 from ckptstore.training.ending import Ending
 from ckptstore.training.events import Resumed
 from ckptstore.training.gate import names_given
+from ckptstore.training.keeping import Keeping
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.recording import Recording
 from ckptstore.training.report import ResumeReport
-from ckptstore.training.resuming import check_target, resume_or_begin, set_aside_above
-from ckptstore.training.sampler import ElasticSampler
+from ckptstore.training.resuming import check_target, go_back, resume_or_begin
+from ckptstore.training.sampler import begin_all
 from ckptstore.training.saving import Said, save
-from ckptstore.training.schedule import Keep, Saved, Schedule
+from ckptstore.training.schedule import Saved, Schedule
 from ckptstore.training.signals import STOPPING, Signals
 from ckptstore.training.state import TrainingState
 from ckptstore.training.stopping import StoppedBySignal
 from ckptstore.training.tolerances import Tolerances
 from storage_writers import exits
-from storage_writers.roots import open_root
 from storage_writers.settling import WhenBusy
 
 _log = logging.getLogger("ckptstore.training")
@@ -52,7 +54,8 @@ class Checkpointer:
         every_steps: A save is due at multiples of so many global steps.
         every_seconds: A save is due so long after the one before, by rank 0's clock.
         every_epochs: A save is due when so many epochs have ended.
-        keep: What is to be kept; it is recorded, and deletes nothing itself.
+        keep: What is to be kept: after each commit rank 0 retires the rest, in the background. Recorded with each save.
+        keep_grace_seconds: How long what is retired stays before it is deleted, for those who read it. 0: not at all.
         background: Save while the training goes on.
         matrix: Which changes of topology may be resumed.
         proof_steps: So many steps after a save are recorded with it, and compared after a resume. 0: none.
@@ -80,6 +83,7 @@ class Checkpointer:
         every_seconds: float | None = None,
         every_epochs: int | None = None,
         keep: Keep | None = None,
+        keep_grace_seconds: float = GRACE_SECONDS,
         background: bool = True,
         matrix: Matrix | None = None,
         proof_steps: int = 5,
@@ -107,8 +111,6 @@ class Checkpointer:
         check_kinds(keep=(keep, Keep), matrix=(matrix, Matrix), tolerances=(tolerances, Tolerances))
         if not isinstance(state, TrainingState):
             raise InvalidInputError(f"state must be a TrainingState, not {state!r:.80}.", hint="Make one of the model.")
-        if isinstance(proof_steps, bool) or not isinstance(proof_steps, int) or not 0 <= proof_steps <= 1000:  # noqa: PLR2004
-            raise InvalidInputError(f"proof_steps must be from 0 to 1000, not {proof_steps!r:.80}.")
         self._url = os.fspath(url)
         self.state = state
         self._schedule = Schedule(every_steps, every_seconds, every_epochs)
@@ -142,8 +144,10 @@ class Checkpointer:
             engine=engine,
             storage_options=storage_options,
             transfer=transfer,
+            log=log,
             observer=observer,
         )
+        self._keeping = Keeping(self._own, self._meeting, keep, grace_seconds=keep_grace_seconds, clock=self._clock)
         self._recording = Recording(
             state,
             self._own,
@@ -220,7 +224,7 @@ class Checkpointer:
             raise InvalidInputError("only= says what to take from another run.", hint="Pass source= too.")
         began = self._clock.monotonic()
         taken = None if only is None else tuple(sorted(names_given("only", only)))
-        own = replace(self._own, level=level, allow=names_given("allow", allow))
+        own = replace(self._own, level=level, allow=names_given("allow", allow), hold=self._keeping.hold)
         asked = replace(own, checkpoint_id=checkpoint_id, step=step, seq=seq)
         goes_back = source is None and asked.is_one
         if goes_back:
@@ -233,8 +237,7 @@ class Checkpointer:
             other = None if source is None else replace(asked, url=os.fspath(source), only=taken)
             report, asked = resume_or_begin(self.state, asked if other is None else own, other, self._meeting)
             if goes_back:
-                report.set_aside = self._meeting.led("go back", lambda: set_aside_above(asked, report))
-                self._meeting.all_do("incarnation", self._begin_incarnation)
+                go_back(asked, report, self._meeting)
         self._last = self._now()
         is_own = not report.is_fresh and asked.url == self._url
         self._saved_step, self._ending.resumed_seq = (report.global_step, report.seq) if is_own else (None, None)
@@ -294,7 +297,7 @@ class Checkpointer:
 
         If killed: the whole checkpoint or none of it.
         """
-        self._begin()
+        begin_all(self.state.samplers.values())
         said, ending = Said(metrics, tags, self._keep, checkpoint_id), self._ending
         if self._when_busy == "wait":
             ending.settle()
@@ -318,6 +321,7 @@ class Checkpointer:
             ending.end(saved=True)
         seq = ending.newest_seq if future is None else None
         self._recording.begin(said.name_at(self.state.progress), future, seq=seq)
+        self._keeping.saved(future, seq=seq)
         return future
 
     def observe(
@@ -332,7 +336,7 @@ class Checkpointer:
             grad_norm: Of all ranks together, as `clip_grad_norm_` returns it.
             batch_ids: What tells the samples of this rank's share apart: their indices, say.
         """
-        self._begin()
+        begin_all(self.state.samplers.values())
         self._recording.observe(loss, grad_norm, batch_ids)
 
     def wait(self) -> None:
@@ -372,6 +376,7 @@ class Checkpointer:
                 self.writer.close()
             finally:
                 self._recording.end()
+                self._keeping.end()
             self._ending.hear()
         if self.is_stopping:
             self._ending.end(saved=self._is_saved)
@@ -398,15 +403,6 @@ class Checkpointer:
         progress = self.state.progress
         has_failed = self._saving is not None and self._saving.failed
         return self._saved_step == progress.global_step and not progress.micro_step and not has_failed
-
-    def _begin_incarnation(self) -> None:
-        sw.begin_incarnation(open_root(self._url, engine=self._own.engine, storage_options=self._own.storage_options))
-
-    def _begin(self) -> None:
-        """Let no sampler restore random numbers any more: the training goes on."""
-        for each in self.state.samplers.values():
-            if isinstance(each, ElasticSampler):
-                each.begin()
 
     def _tell_resumed(self, report: ResumeReport, seconds: float) -> None:
         name, seq, changed = report.checkpoint_id, report.seq, report.saved_world_size != report.world_size

@@ -52,3 +52,10 @@ class Stopping(Event):
     global_step: int
     newest_seq: int | None
     saved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFailed(Event):
+    """Something could not be retired, deleted, pinned or let go of. The training goes on, and so does the next try."""
+
+    reason: str

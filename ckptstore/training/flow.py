@@ -50,6 +50,8 @@ class Flow:
         """Go it, and report."""
         with self._timed("verify"):
             self.meeting.led("verify", self._verify)
+            if (hold := self.asked.hold) is not None:
+                self.meeting.led("hold", lambda: hold(self.asked, self.store, self.checkpoint))
         with self._timed("compare"):
             gate = self._gate()
         with self._timed("allocate"):

@@ -30,6 +30,7 @@ from ckptstore.training.trace import Conditions, Observation, Trace
 from ckptstore.training.update_norm import UpdateNorm
 from ckptstore.training.writing import Writing
 
+MAX_STEPS = 1000
 MAX_WINDOWS = 4
 """Saves whose steps are recorded at once: of more, the first is recorded for fewer steps. And writes at once."""
 LAST_WRITES_SECONDS = 30.0
@@ -83,6 +84,9 @@ class Recording:
         tolerances: By default the strictest that are honest.
         observer: Hears of proofs.
         clock: Of what the end of a run waits for.
+
+    Raises:
+        InvalidInputError: The steps are no number, or too many.
     """
 
     def __init__(  # noqa: PLR0913  (of one caller)
@@ -96,6 +100,8 @@ class Recording:
         observer: Observer,
         clock: Clock,
     ) -> None:
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= MAX_STEPS:
+            raise InvalidInputError(f"proof_steps must be from 0 to {MAX_STEPS}, not {steps!r:.80}.")
         self._state, self._asked, self._meeting = state, asked, meeting
         self._steps, self._tolerances, self._observer, self._clock = steps, tolerances, observer, clock
         self._saves: deque[_Window] = deque()

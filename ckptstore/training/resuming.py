@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import storage_writers as sw
 from ckptstore import CheckpointStore
 from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError, ResumeError
 from ckptstore.training.asked import Asked
@@ -12,6 +13,7 @@ from ckptstore.training.flow import Flow
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.report import PassedOver, ResumeReport
 from ckptstore.training.state import TrainingState
+from storage_writers.roots import open_root
 
 
 def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport:
@@ -142,14 +144,24 @@ def check_target(asked: Asked) -> None:
         )
 
 
-def set_aside_above(asked: Asked, report: ResumeReport) -> tuple[str, ...]:
-    """Let the checkpoint that was resumed be the latest; return the names of those that were newer.
+def go_back(asked: Asked, report: ResumeReport, meeting: Meeting) -> None:
+    """Let the checkpoint that was resumed be the latest, and what is saved from now on be of a new incarnation.
+
+    Collective. The report says then what was newer.
 
     Raises:
         CkptStoreError: See `CheckpointStore.rollback`.
 
-    If killed: all of them are set aside, or none.
+    If killed: all newer ones are set aside, or none.
     """
-    store = asked.open()
-    seqs = store.rollback(f"{report.checkpoint_id}@{report.seq}", note="The training went back before it.")
-    return tuple(f"{store.get(seq=seq).checkpoint_id}@{seq}" for seq in seqs)
+
+    def set_aside_above() -> tuple[str, ...]:
+        store = asked.open()
+        seqs = store.rollback(f"{report.checkpoint_id}@{report.seq}", note="The training went back before it.")
+        return tuple(f"{store.get(seq=seq).checkpoint_id}@{seq}" for seq in seqs)
+
+    def begin_incarnation() -> None:
+        sw.begin_incarnation(open_root(asked.url, engine=asked.engine, storage_options=asked.storage_options))
+
+    report.set_aside = meeting.led("go back", set_aside_above)
+    meeting.all_do("incarnation", begin_incarnation)

@@ -15,7 +15,7 @@ while progress.epoch < epochs:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -292,6 +292,13 @@ class ElasticSampler(Sampler[list[int]]):
         left = self._length - self._cursor
         if left == 0 or (self._drop_last and left < self._batch_size):
             self._epoch, self._cursor, self._given = self._epoch + 1, 0, None
+
+
+def begin_all(samplers: Iterable[object]) -> None:
+    """Let none of these restore random numbers any more: the training goes on."""
+    for each in samplers:
+        if isinstance(each, ElasticSampler):
+            each.begin()
 
 
 def _refuse_other_order(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:

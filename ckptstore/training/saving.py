@@ -15,10 +15,11 @@ import storage_writers as sw
 from ckptstore.errors import DisagreementError
 from ckptstore.format.checksum import hexdigest
 from ckptstore.format.documents import Documents, encode_documents
+from ckptstore.maintenance.retention import Keep
 from ckptstore.training import sampled, shares
+from ckptstore.training.cautions import caution
 from ckptstore.training.meeting import Meeting, digest_of, union
 from ckptstore.training.progress import Progress
-from ckptstore.training.schedule import Keep
 from ckptstore.training.state import VALUES, Captured, Facts, TrainingState
 
 STATE, FINGERPRINTS = "state", "fingerprints"
@@ -92,6 +93,7 @@ def save(
     meeting.all_do("describe", describe)
     if meeting.rank == 0:
         _warn_once(state, unlike.tensors)
+        caution(state)
     without = _given_by_others(meeting, held, unlike)
     own = frozenset(name for name, holders in unlike.values.items() if meeting.rank in holders)
     plain = held.captured.state_dict(meeting.rank, own=own, without=without)

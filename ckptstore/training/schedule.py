@@ -1,11 +1,9 @@
-"""When to save, and what to keep."""
+"""When to save."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
 
-from ckptstore.errors import InvalidInputError
 from ckptstore.options import check_counts, check_seconds
 from ckptstore.training.progress import Progress
 
@@ -60,45 +58,3 @@ class Schedule:
 
 def _crossed(every: int | None, before: int, now: int) -> bool:
     return every is not None and now // every > before // every
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Which checkpoints are to be kept: what any part says is. It is recorded with each save, and deletes nothing.
-
-    Args:
-        last: The newest so many.
-        best: A metric's name, whether the least (`min`) or the largest (`max`) is best, and how many.
-        every: Those whose global step is a multiple.
-
-    Raises:
-        InvalidInputError: A part is not what it must be, or there is none.
-    """
-
-    last: int | None = None
-    best: tuple[str, Literal["min", "max"], int] | None = None
-    every: int | None = None
-
-    def __post_init__(self) -> None:
-        counts = {"last": self.last, "every": self.every}
-        check_counts(**{name: value for name, value in counts.items() if value is not None})
-        if self.best is not None:
-            _check_best(self.best)
-        if self.last is None and self.best is None and self.every is None:
-            raise InvalidInputError("Keep() keeps nothing.", hint="Say Keep(last=3), for instance.")
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        """What a save records of it."""
-        best = None if self.best is None else list(self.best)
-        said = {"last": self.last, "best": best, "every": self.every}
-        return {name: value for name, value in said.items() if value is not None}
-
-
-def _check_best(best: object) -> None:
-    if not isinstance(best, tuple) or len(best) != 3:  # noqa: PLR2004  (name, mode, count)
-        raise InvalidInputError(f"best={best!r:.80} is not (metric, 'min' or 'max', how many).")
-    metric, mode, count = best
-    if not isinstance(metric, str) or not metric or mode not in ("min", "max"):
-        raise InvalidInputError(f"best={best!r:.80} is not (metric, 'min' or 'max', how many).")
-    check_counts(best=count)

@@ -1,8 +1,4 @@
-"""Killed between RETIRE and deletion, at every store call: readers see other checkpoints, and a collection goes on.
-
-Nothing in the house deletes yet. What is played here is the order that the protocol asks of whoever does: RETIRE, then
-the bytes, then COLLECTED.
-"""
+"""Killed between RETIRE and deletion, at every store call: readers see other checkpoints, and a collection goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +6,9 @@ import numpy as np
 import pytest
 
 from ckptstore.errors import NotFoundError
-from ckptstore.format.records import Collected, Retire
+from ckptstore.maintenance.collect import collect as apply
+from ckptstore.maintenance.collect import retire
+from ckptstore.maintenance.collect_plan import plan_collection
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.protocol.catalog import Catalog
 from ckptstore.protocol.claim import Incarnation
@@ -36,12 +34,10 @@ def a_run():
 def collect(store, old, digit):
     """Retire the checkpoints `old`, delete their bytes, and say so; go on with what is retired already."""
     log = log_of(store, digit)
-    log.append(lambda fold: Retire(left, "old") if (left := tuple(seq for seq in old if seq in fold.commits)) else None)
-    prefixes = tuple(f"/{prefix}/" for prefix in log.fold.retired.values())
-    for info in list(store.list("data/")):
-        if any(prefix in info.key for prefix in prefixes):
-            store.delete(info.key)
-    log.append(lambda fold: Collected(tuple(sorted(fold.retired))) if fold.retired else None)
+    if left := [seq for seq in old if seq in log.fold.commits]:
+        retire(log, left, reason="old")
+    plan = plan_collection(log, grace_seconds=0)
+    return apply(log, digest=plan.digest, grace_seconds=0, options=simulated.OPTIONS)
 
 
 def look(store, newest):

@@ -1,0 +1,330 @@
+"""RETIRE first, then delete: what was planned, and nothing else (I17).
+
+Several may collect at once, and each may be killed at any call: what is retired stays retired, what is deleted stays
+deleted, and whoever comes next goes on. A deletion is announced to the audit before it is sent, so that a crash never
+leaves one that nobody wrote down; a line for one that was never sent is the price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ckptstore.errors import (
+    AccessDeniedError,
+    CkptStoreError,
+    ConflictError,
+    FencedError,
+    IntegrityError,
+    InvalidInputError,
+)
+from ckptstore.events import Collected as CollectedEvent
+from ckptstore.events import Deleted, tell
+from ckptstore.events import Retired as RetiredEvent
+from ckptstore.format.layout import parse_data_key
+from ckptstore.format.records import Collected, Retire
+from ckptstore.maintenance.collect_plan import (
+    GRACE_SECONDS,
+    Deletion,
+    Plan,
+    Ripe,
+    certain_fold,
+    check_grace,
+    keys_under,
+    plan_collection,
+)
+from ckptstore.maintenance.retention import Keep, retirable
+from ckptstore.objectstore.port import PendingUpload
+from ckptstore.options import TransferOptions
+from ckptstore.protocol.fold import Fold, rejection
+from ckptstore.protocol.log import RunLog
+
+SEQS_AT_ONCE = 1000
+"""Of one record: it has 64 KiB at most."""
+DELETIONS_AT_ONCE = 64
+"""Of one call of the audit."""
+
+Audit = Callable[[Sequence[Deletion]], None]
+"""Told of what is about to be deleted. What it raises ends the collection, before these are."""
+
+
+def unaudited(deletions: Sequence[Deletion]) -> None:
+    """Write nothing down."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a collection did.
+
+    Args:
+        plan: What was to be done.
+        retired: Checkpoints, by seq.
+        deleted: Objects.
+        aborted: Uploads.
+        collected: Retired checkpoints of which nothing is left, by seq.
+        failed: What could not be deleted or aborted, by key, and why. The next collection tries again.
+    """
+
+    plan: Plan
+    retired: list[int] = field(default_factory=list)
+    deleted: list[Deletion] = field(default_factory=list)
+    aborted: list[PendingUpload] = field(default_factory=list)
+    collected: list[int] = field(default_factory=list)
+    failed: dict[str, CkptStoreError] = field(default_factory=dict)
+
+    @property
+    def is_denied(self) -> bool:
+        """Whether these credentials may not delete."""
+        return any(isinstance(error, AccessDeniedError) for error in self.failed.values())
+
+
+def retire(log: RunLog, seqs: Iterable[int], *, reason: str) -> list[int]:
+    """Retire checkpoints, whatever a policy says; return those that were not retired before.
+
+    Args:
+        log: Open.
+        seqs: Which; at most 1000.
+        reason: Why; it is recorded.
+
+    Raises:
+        InvalidInputError: They may not be retired: one is pinned, the newest, or the newest verified, or fewer than two
+            would be left; or one is no kept checkpoint, or the reason is too long.
+        CommitUnknownError: Whether they are retired is not known; ask again. See `RunLog.append` for the rest.
+
+    If killed: all of them are retired or none. Nothing is deleted.
+    """
+    wanted = sorted(set(seqs))
+
+    def decide(fold: Fold) -> Retire | None:
+        left = tuple(seq for seq in wanted if seq not in fold.retired)
+        record = Retire(left, reason)
+        if left and (why := rejection(fold, fold.end, record)) is not None:
+            raise InvalidInputError(
+                f"{', '.join(map(str, left))} cannot be retired: {why}. Nothing was retired.",
+                hint="See `ckptstore ls URL --all`; who has pinned one lets go of it by `ckptstore unpin`.",
+                seqs=list(left),
+            )
+        return record if left else None
+
+    log.refresh()
+    return _retired(log, decide)
+
+
+def retire_by(log: RunLog, keep: Keep, *, reason: str = "", term: int | None = None) -> list[int]:
+    """Retire what a policy lets go of; return which.
+
+    Args:
+        log: Open.
+        keep: The policy.
+        reason: Why; by default the policy itself.
+        term: Of a trainer, which may not retire after a newer one has claimed the run.
+
+    Raises:
+        FencedError: A newer incarnation has claimed the run.
+        CommitUnknownError: Whether they are retired is not known; ask again. See `RunLog.append` for the rest.
+
+    If killed: all of them are retired or none, of each thousand. Nothing is deleted.
+    """
+
+    def decide(fold: Fold) -> Retire | None:
+        if term is not None and fold.fences(term):  # I3
+            raise FencedError(f"Term {fold.term} has claimed the run; term {term} retires nothing any more.", term=term)
+        left = tuple(retirable(fold, keep))[:SEQS_AT_ONCE]
+        return Retire(left, reason or str(keep), term) if left else None
+
+    log.refresh()
+    retired: list[int] = []
+    while some := _retired(log, decide):
+        retired += some
+    return retired
+
+
+def collect(  # noqa: PLR0913  (what was shown, and how it is applied)
+    log: RunLog,
+    *,
+    digest: str,
+    keep: Keep | None = None,
+    grace_seconds: float = GRACE_SECONDS,
+    reason: str = "",
+    audit: Audit = unaudited,
+    options: TransferOptions | None = None,
+) -> Report:
+    """Plan again, and apply the plan if it is the one that was shown (I17).
+
+    Args:
+        log: Open.
+        digest: Of the plan that was shown.
+        keep: As it was when it was shown.
+        grace_seconds: The same.
+        reason: Why; by default the policy itself.
+        audit: Told of each deletion before it is sent.
+        options: How many deletions are on their way at once.
+
+    Raises:
+        ConflictError: The plan is not the one that was shown any more. Nothing was changed, or nothing but what that
+            plan says: a checkpoint that was to be retired was pinned in that very moment.
+        IntegrityError: The log is damaged, or lost its tail. Nothing was changed.
+        CommitUnknownError: Whether what was to be retired is retired is not known. Nothing was deleted.
+        UnsupportedError: A later release wrote to this log, or the store cannot be written to safely.
+        CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ... What cannot be
+            deleted raises nothing: see the report.
+
+    If killed: some of it is done, in this order: retired, deleted, recorded as gone. The next collection goes on.
+    """
+    plan = plan_collection(log, keep=keep, grace_seconds=grace_seconds)
+    if plan.digest != digest:
+        raise _another_plan(digest, plan)
+    report = Report(plan)
+    if keep is not None:
+        report.retired = _retire_as_shown(log, plan.retire, keep, reason)
+    _check_still_garbage(log.fold, plan.delete)
+    _delete(log, plan.delete, report, audit=audit, options=options or TransferOptions())
+    _abort(log, plan.abort, report)
+    prefixes = {parsed.stem for each in plan.delete if (parsed := parse_data_key(each.key)) is not None}
+    emptied = {*map(str, prefixes)}
+    seqs = [seq for seq, prefix in log.fold.retired.items() if prefix in emptied or seq in plan.gone]
+    _record_gone(log, seqs, report)
+    return report
+
+
+def collect_retired(
+    log: RunLog,
+    *,
+    now: float | None,
+    grace_seconds: float,
+    audit: Audit = unaudited,
+    options: TransferOptions | None = None,
+) -> Report:
+    """Delete what is retired long enough, and nothing else: what a trainer does, without a list of all data.
+
+    Args:
+        log: Open.
+        now: The store's time, or less; None: it is not known.
+        grace_seconds: How long ago it must have been retired.
+        audit: Told of each deletion before it is sent.
+        options: How many deletions are on their way at once.
+
+    Raises:
+        CkptStoreError: See `collect`.
+
+    If killed: see `collect`.
+    """
+    check_grace(grace_seconds)
+    fold = certain_fold(log)
+    ripe = Ripe(log, fold, now, grace_seconds)
+    due = {seq: prefix for seq, prefix in fold.retired.items() if ripe.retired(seq)}
+    found = {seq: keys_under(log.store, prefix) for seq, prefix in due.items()}
+    deletions = [Deletion(info.key, info.size, f"{seq} is retired") for seq in sorted(found) for info in found[seq]]
+    report = Report(Plan(log.store.url, log.run, delete=tuple(deletions)))
+    _check_still_garbage(log.fold, deletions)
+    _delete(log, deletions, report, audit=audit, options=options or TransferOptions())
+    _record_gone(log, sorted(due), report)
+    return report
+
+
+def _retired(log: RunLog, decide: Callable[[Fold], Retire | None]) -> list[int]:
+    appended = log.append(decide)
+    if appended is None or not isinstance(appended.record, Retire):
+        return []
+    seqs, reason = appended.record.seqs, appended.record.reason
+    tell(log.observer, RetiredEvent(seqs=seqs, reason=reason))
+    return list(seqs)
+
+
+def _retire_as_shown(log: RunLog, shown: Sequence[int], keep: Keep, reason: str) -> list[int]:
+    """Retire what was shown; the policy must say so still at the slot where it is written (I17)."""
+    retired: list[int] = []
+    for first in range(0, len(shown), SEQS_AT_ONCE):
+        wanted = shown[first : first + SEQS_AT_ONCE]
+
+        def decide(fold: Fold, wanted: Sequence[int] = wanted) -> Retire | None:
+            left = tuple(seq for seq in wanted if seq in fold.commits)  # another collector may have been first
+            if spared := sorted({*left} - {*retirable(fold, keep)}):
+                raise ConflictError(
+                    f"The plan that was shown no longer holds: {', '.join(map(str, spared))} may not be retired now. "
+                    "Nothing was deleted.",
+                    hint="Look at the new plan: `ckptstore gc URL --dry-run`.",
+                    seqs=spared,
+                )
+            return Retire(left, reason or str(keep)) if left else None
+
+        retired += _retired(log, decide)
+    return retired
+
+
+def _another_plan(digest: str, plan: Plan) -> ConflictError:
+    bytes_now = sum(each.size for each in plan.delete)
+    return ConflictError(
+        f"The plan is not the one that was shown: its digest is {plan.digest}, quoted was {digest}. It would retire "
+        f"{len(plan.retire)} checkpoints, delete {len(plan.delete)} objects of {bytes_now} bytes and abort "
+        f"{len(plan.abort)} uploads. Nothing was changed.",
+        hint="Look at the new plan: `ckptstore gc URL --dry-run`.",
+        quoted=digest,
+        planned=plan.digest,
+        retire=list(plan.retire),
+    )
+
+
+def _check_still_garbage(fold: Fold, deletions: Iterable[Deletion]) -> None:
+    """Look once more, right before the first deletion, that no kept checkpoint has any of it (I8).
+
+    Raises:
+        IntegrityError: One has: a bug, or a log that was replaced.
+    """
+    kept = {each.commit.prefix for each in fold.kept}
+    for each in deletions:
+        parsed = parse_data_key(each.key)
+        if parsed is None or str(parsed.stem) in kept:
+            raise IntegrityError(f"{each.key} is of a kept checkpoint. Nothing was deleted.", key=each.key)
+
+
+def _delete(
+    log: RunLog, deletions: Sequence[Deletion], report: Report, *, audit: Audit, options: TransferOptions
+) -> None:
+    def delete(each: Deletion) -> CkptStoreError | None:
+        try:
+            log.store.delete(each.key)
+        except CkptStoreError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(options.fetches_in_flight, thread_name_prefix="ckptstore-collect") as threads:
+        for first in range(0, len(deletions), DELETIONS_AT_ONCE):
+            some = deletions[first : first + DELETIONS_AT_ONCE]
+            audit(some)
+            for each, error in zip(some, threads.map(delete, some), strict=True):
+                if error is None:
+                    report.deleted.append(each)
+                    tell(log.observer, Deleted(key=each.key, size=each.size, why=each.why))
+                else:
+                    report.failed[each.key] = error
+            if report.is_denied:  # it will be so of all
+                return
+
+
+def _abort(log: RunLog, uploads: Iterable[PendingUpload], report: Report) -> None:
+    for upload in uploads:
+        try:
+            log.store.abort_upload(upload)
+        except CkptStoreError as error:
+            report.failed[upload.key] = error
+        else:
+            report.aborted.append(upload)
+
+
+def _record_gone(log: RunLog, seqs: Iterable[int], report: Report) -> None:
+    """Append COLLECTED for those of which a fresh listing shows nothing. What could not be deleted stays retired."""
+    retired = log.fold.retired
+    empty = [seq for seq in seqs if seq in retired and not keys_under(log.store, retired[seq])]
+    for first in range(0, len(empty), SEQS_AT_ONCE):
+        wanted = empty[first : first + SEQS_AT_ONCE]
+
+        def decide(fold: Fold, wanted: Sequence[int] = wanted) -> Collected | None:
+            left = tuple(seq for seq in wanted if seq in fold.retired)
+            return Collected(left) if left else None
+
+        appended = log.append(decide)
+        if appended is not None and isinstance(appended.record, Collected):
+            report.collected += appended.record.seqs
+            tell(log.observer, CollectedEvent(seqs=appended.record.seqs))
