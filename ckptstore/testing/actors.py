@@ -25,6 +25,8 @@ from ckptstore.errors import (
 from ckptstore.format.documents import encode_documents
 from ckptstore.format.records import Known, Verified
 from ckptstore.format.shard import StoredShard
+from ckptstore.maintenance import collect
+from ckptstore.maintenance.retention import Keep
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import LogOptions
 from ckptstore.protocol.attempt import Attempt, Description, begin
@@ -37,12 +39,15 @@ from ckptstore.protocol.parts import load_parts
 from ckptstore.protocol.traces import write_trace
 from ckptstore.testing.reference import Watch
 from ckptstore.testing.simulated import OPTIONS, upload
+from ckptstore.testing.weather import StormyStore
 from ckptstore.transfer.assemble import read_bytes, whole
 
 STEPS = 12
 MAX_SEED = 100_000
 """Of the values of a save: two saves of one step hold other bytes, as training on a GPU gives them."""
 TRIES = 3
+REOPENED = 0.2
+"""How probable it is that the next question opens the log anew."""
 PINS = ("eval", "release")
 
 
@@ -52,6 +57,7 @@ class Process:
 
     Args:
         name: Of the process.
+        number: What its identifiers begin with.
         store: What it sees of the store.
         clock: Its own.
         ids: Its own.
@@ -62,7 +68,8 @@ class Process:
     """
 
     name: str
-    store: ObjectStore
+    number: str
+    store: StormyStore
     clock: Clock
     ids: IdSource
     watch: Watch
@@ -117,6 +124,7 @@ class Trainer:
         seed, ranks = self.chance.randrange(MAX_SEED), self.chance.randint(1, 3)
         description = Description(step, metrics={"seed": seed}, documents=encode_documents({"seed": seed}))
         name = f"step-{step}"
+        self.pickled.append(pickle.dumps(self.incarnation))
         attempt = begin(self.log, self.incarnation, checkpoint_id=name, world_size=ranks, description=description)
         try:
             shards = [upload(self.process.store, attempt, rank, seed=seed) for rank in range(ranks)]
@@ -156,10 +164,16 @@ class Trainer:
         if self.in_doubt:
             self.commit(*self.in_doubt.pop(0))
 
+    def keep(self, _: int) -> None:
+        """Let go of what a policy does not keep, as `Checkpointer(keep=...)` does after its commits."""
+        if self.incarnation.term is not None:
+            collect.retire_by(self.log, Keep(last=self.chance.randint(1, 3)), term=self.incarnation.term)
+            collect.collect_retired(self.log, now=None, grace_seconds=0, options=OPTIONS)
+
     def new_writer(self, _: int) -> None:
         """Go on with a new writer object, which carries the incarnation as it is now or was before."""
-        self.pickled.append(pickle.dumps(self.incarnation))
-        self.incarnation = pickle.loads(self.chance.choice(self.pickled[-2:]))  # noqa: S301  (our own bytes)
+        older = [pickle.dumps(self.incarnation), *self.pickled[-2:]]
+        self.incarnation = pickle.loads(self.chance.choice(older))  # noqa: S301  (our own bytes)
         self.log = self.process.created()
 
     def go_back(self, _: int) -> None:
@@ -186,12 +200,15 @@ def trains(process: Process) -> None:
     try:
         while not process.ended_well(trainer.resume):
             _stop_if_fenced(process)
+        again = False
         for _ in range(chance.randint(1, STEPS)):
-            step += chance.random() < 0.7  # noqa: PLR2004  (else the step before is saved again)
-            act = chance.choices((trainer.save, trainer.ask_again, trainer.new_writer, trainer.go_back), (12, 3, 2, 1))[
-                0
-            ]
-            process.ended_well(lambda act=act, step=step: act(step))  # type: ignore[misc]
+            if again and chance.random() < 0.5:  # noqa: PLR2004  (what failed may be tried by a new writer)
+                process.ended_well(lambda step=step: trainer.new_writer(step))  # type: ignore[misc]
+            else:
+                step += chance.random() < 0.7  # noqa: PLR2004  (else the step before is saved again)
+            acts = (trainer.save, trainer.ask_again, trainer.keep, trainer.new_writer, trainer.go_back)
+            act = trainer.save if again else chance.choices(acts, (12, 3, 3, 2, 1))[0]
+            again = not process.ended_well(lambda act=act, step=step: act(step))  # type: ignore[misc]
             _stop_if_fenced(process)
     except FencedError:
         process.watch.told_fenced(trainer.incarnation.id)
@@ -214,7 +231,7 @@ def reads(process: Process) -> None:
     """Load the latest on several ranks, again and again, with one open log or new ones."""
     logs: list[RunLog] = []
     for _ in range(process.chance.randint(1, 6)):
-        if not logs or process.chance.random() < 0.5:  # noqa: PLR2004
+        if not logs or process.chance.random() < REOPENED:
             process.ended_well(lambda: logs.append(process.opened()))
         if logs:
             process.ended_well(lambda: _load_on_ranks(process, logs[-1]))
@@ -267,14 +284,14 @@ def operates(process: Process) -> None:
         _pin, _pin, _unpin, _quarantine, _restore, _verify, _verify, _prove, _roll_back
     )  # fmt: skip
     for _ in range(process.chance.randint(1, 8)):
-        if not logs or process.chance.random() < 0.3:  # noqa: PLR2004
+        if not logs or process.chance.random() < REOPENED:
             process.ended_well(lambda: logs.append(process.opened()))
         act = process.chance.choice(acts)
         if logs:
             process.ended_well(lambda act=act: act(process, logs[-1]))  # type: ignore[misc]
 
 
-def _any(process: Process, log: RunLog) -> Committed:
+def any_kept(process: Process, log: RunLog) -> Committed:
     """Return one of the kept, as this process last saw them: others may have retired it since."""
     kept = log.fold.kept if process.chance.random() < 0.3 else Catalog(log).checkpoints()  # noqa: PLR2004
     if not kept:
@@ -283,15 +300,15 @@ def _any(process: Process, log: RunLog) -> Committed:
 
 
 def _pin(process: Process, log: RunLog) -> Any:
-    return Catalog(log).pin(_any(process, log).seq, holder=process.chance.choice(PINS), reason="asked")
+    return Catalog(log).pin(any_kept(process, log).seq, holder=process.chance.choice(PINS), reason="asked")
 
 
 def _unpin(process: Process, log: RunLog) -> Any:
-    return Catalog(log).unpin(_any(process, log).seq, holder=process.chance.choice(PINS))
+    return Catalog(log).unpin(any_kept(process, log).seq, holder=process.chance.choice(PINS))
 
 
 def _quarantine(process: Process, log: RunLog) -> Any:
-    return Catalog(log).set_aside([_any(process, log).seq], reason="quarantined")
+    return Catalog(log).set_aside([any_kept(process, log).seq], reason="quarantined")
 
 
 def _restore(process: Process, log: RunLog) -> Any:
@@ -300,7 +317,7 @@ def _restore(process: Process, log: RunLog) -> Any:
 
 
 def _prove(process: Process, log: RunLog) -> Any:
-    return Catalog(log).prove(_any(process, log).seq, verdict="as before")
+    return Catalog(log).prove(any_kept(process, log).seq, verdict="as before")
 
 
 def _roll_back(process: Process, log: RunLog) -> Any:
@@ -310,7 +327,7 @@ def _roll_back(process: Process, log: RunLog) -> Any:
 
 def _verify(process: Process, log: RunLog) -> None:
     """Verify every byte; what is damaged is quarantined, what is whole is recorded so."""
-    committed = _any(process, log)
+    committed = any_kept(process, log)
     damaged = process.watch.is_damaged(committed)
     verdict = Catalog(log).verify(committed, level="full", options=OPTIONS)
     process.watch.told_verdict(committed, ok=verdict.ok, damaged_before=damaged)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,12 @@ NONE_SELECTABLE = (-1, "")
 """There are commits, and none may be selected: an error, which is not None."""
 
 AFTER_THE_COMMIT = ("/COMMITTED", "/trace.json")
-_OWN = re.compile(r"data/[0-9a-f]/([^/]+\.t[0-9]{4,}\.a[0-9]{4,}\.[0-9a-f]{32})/[^/]+")
+_FILE = r"(?:rank-[0-9]{5,}\.safetensors|part-[0-9]{5,}\.json\.gz|fingerprints\.json\.gz|trace\.json|COMMITTED)"
+_OWN = re.compile(rf"data/[0-9a-f]/([^/]+\.t[0-9]{{4,}}\.a[0-9]{{4,}}\.[0-9a-f]{{32}})/{_FILE}")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Shown:
     """What a collection said that it would do.
 
     Args:
@@ -67,6 +68,7 @@ class Watch:
         self._done: set[str] = set()
         self._failed: set[str] = set()
         self._heard: list[str] = []
+        self._later: list[Callable[[], Iterator[str]]] = []
 
     # What processes were told.
 
@@ -75,8 +77,12 @@ class Watch:
         self._done.add(prefix)
 
     def told_failed(self, prefix: str) -> None:
-        """Remember that a process was told that `prefix` is not committed."""
-        self._failed.add(prefix)
+        """Remember that a process was told that `prefix` is not committed.
+
+        One that was committed and is retired may be called superseded: there is nothing to be had of it either.
+        """
+        if self.told.by_prefix.get(prefix) not in self.told.retired:
+            self._failed.add(prefix)
 
     @property
     def moment(self) -> int:
@@ -86,7 +92,7 @@ class Watch:
     @property
     def has_heard(self) -> bool:
         """Whether a process was told something wrong since the last look."""
-        return bool(self._heard)
+        return bool(self._heard or self._later)
 
     def told_latest(self, found: Committed | None, *, since: int) -> None:
         """Remember that a process which began to ask at `since` was told that `found` is the latest (I11)."""
@@ -136,13 +142,37 @@ class Watch:
         if not claims or claims[-1] == incarnation:
             self._heard.append(f"I15: {incarnation} was told that it is fenced, and it reigns")
 
-    def told_collected(self, shown: Plan, *, done: Plan, complete: bool) -> None:
-        """Remember what a collection was allowed to do and what it did, to the end or not (I17)."""
+    def told_collected(self, shown: Shown, *, deleted: set[str], writer: str, since: int, ended: bool) -> None:
+        """Remember what a collection did (I17).
+
+        Args:
+            shown: What it said before.
+            deleted: The keys that it sent a deletion of.
+            writer: What the identifiers of its process begin with.
+            since: When it began.
+            ended: It ended well.
+        """
         self.looks["I17"] += 1
-        if done.retire - shown.retire or (complete and shown.retire - done.retire):
-            self._heard.append(f"I17: shown was to retire {sorted(shown.retire)}, retired was {sorted(done.retire)}")
-        if done.delete - shown.delete:
-            self._heard.append(f"I17: {sorted(done.delete - shown.delete)} were deleted and not shown")
+
+        def check() -> Iterator[str]:
+            records = [record for record in self.told.records[since:] if record["kind"] == "RETIRE"]
+            retired = {seq for record in records if record["writer"].startswith(writer) for seq in record["seqs"]}
+            if more := sorted(retired - shown.retire):
+                yield f"I17: {more} were retired and not shown"
+            if more := sorted(deleted - shown.delete):
+                yield f"I17: {more} were deleted and not shown"
+            if ended and (left := sorted(shown.retire - self.told.retired)):
+                yield f"I17: shown was to retire {left}, and they are kept"
+
+        self._later.append(check)  # its last record may not have been looked at yet
+
+    def told_kept(self, seq: int | None, *, ok: bool) -> None:
+        """Remember a verdict on the log or on a kept checkpoint, when all is quiet (I4, I13)."""
+        self.looks["I13"] += 1
+        if seq is None and not ok:
+            self._heard.append("I1: the log does not link")
+        if seq is not None and ok == self._is_damaged(self.told.commits[seq]["prefix"]):
+            self._heard.append(f"I13: the verdict on {seq} is {ok}")
 
     def was_damaged(self, committed: Committed) -> bool:
         """Say whether an object of `committed` was ever damaged on purpose."""
@@ -150,7 +180,10 @@ class Watch:
 
     def is_damaged(self, committed: Committed) -> bool:
         """Say whether it is so now: a repeated request may have brought the right bytes back."""
-        own = [key for key in self.damaged if f"/{committed.commit.prefix}/" in key]
+        return self._is_damaged(committed.commit.prefix)
+
+    def _is_damaged(self, prefix: str) -> bool:
+        own = [key for key in self.damaged if f"/{prefix}/" in key]
         return any(self._objects.get(key) != self._first[key] for key in own)
 
     def objects_of(self, seq: int) -> list[str]:
@@ -180,6 +213,8 @@ class Watch:
         for invariant in ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I14", "I15", "I16"):
             self.looks[invariant] += 1
         found += self._answers()
+        later, self._later = self._later, []
+        found += [complaint for check in later for complaint in check()]
         if read_again:
             found += self._reader(self.store, "I11", "with hints")
         if self.moment != before:
@@ -230,8 +265,8 @@ class Watch:
         """Check that all is gone of which a record says so (I8)."""
         record = self.told.records[seq]
         for target in record["seqs"] if record["kind"] == "COLLECTED" else ():
-            prefix = f"/{self.told.commits[target]['prefix']}/"
-            if left := sorted(key for key in self._objects if prefix in key and key not in self._returned):
+            prefix = self.told.commits[target]["prefix"]
+            if left := sorted(key for key in self._objects.keys() - self._returned if prefix_of(key) == prefix):
                 yield f"I8: slot {seq} says that the bytes of {target} are gone, and {left} are there"
 
     def _complete(self, seq: int, commit: dict[str, Any]) -> Iterator[str]:

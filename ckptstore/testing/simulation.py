@@ -24,7 +24,7 @@ from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.options import LogOptions
 from ckptstore.protocol.claim import Incarnation
 from ckptstore.protocol.log import RunLog
-from ckptstore.testing import actors, simulated
+from ckptstore.testing import actors, collectors, simulated
 from ckptstore.testing.actors import Process
 from ckptstore.testing.reference import Watch
 from ckptstore.testing.simulated import ManualClock
@@ -33,11 +33,13 @@ from ckptstore.testing.turns import Actor, TurnClock, Turns, in_turn
 from ckptstore.testing.weather import BIT_FLIPPED, HINT_CORRUPTED, HINT_DELETED, StormyStore, Weather
 from ckptstore.units import MIB
 
-AGED_SAVES = 64
-MAX_STEPS = 500
+AGED_SAVES = 67
+MAX_STEPS = 700
 STEP_SECONDS = 0.05
 CALM_SAVES = 2
-HASTE = (0.003, 0.01, 0.05)
+FOREIGN = ("data/0/notes.txt", "data/0/step-1.t0001.a0001.x/rank-00000.safetensors", "data/f/rank-00015.safetensors")
+"""Keys that no writer spells: nobody may delete them."""
+HASTE = (0.01, 0.03, 0.1)
 """How probable it is at a step that the next process comes: few overlap, or many."""
 DEADLINES_SECONDS = (2.0, 20.0, 120.0)
 
@@ -75,12 +77,12 @@ class DrawnIds:
     """Identifiers of one process, and jitter from the seed."""
 
     def __init__(self, number: int, chance: random.Random) -> None:
-        self._number, self._count, self._chance = number, 0, chance
+        self.first, self._count, self._chance = f"{number:08x}", 0, chance
 
     def nonce(self) -> str:
         """Return the next identifier."""
         self._count += 1
-        return f"{self._number:08x}{self._count:024x}"
+        return f"{self.first}{self._count:024x}"
 
     def fraction(self) -> float:
         """Return a drawn jitter."""
@@ -131,15 +133,17 @@ class Simulation:
 
     def _begin_with(self, aged: list[dict[str, bytes]]) -> None:
         """Begin with nothing, with some checkpoints, or with so many that the next snapshot is near."""
-        saves = (0, self.chance.randint(1, 5), self.chance.randint(58, len(aged) - 1))
-        for key, body in aged[self.chance.choices(saves, (2, 2, 1))[0]].items():
+        saves = (0, self.chance.randint(2, 8), self.chance.randint(61, len(aged) - 1))
+        for key, body in aged[self.chance.choices(saves, (3, 6, 1))[0]].items():
             self.memory.put(key, body)
+        for key in FOREIGN:
+            self.memory.put(key, b"not ours")
         self.complaints += self.watch.look()
 
     def _cast(self) -> list[Role]:
         """Return who will come, in which order."""
-        roles: Sequence[Role] = (actors.trains, actors.reads, actors.operates)
-        return self.chance.choices(roles, (3, 2, 2), k=self.chance.randint(3, 9))
+        roles: Sequence[Role] = (actors.trains, actors.reads, actors.operates, collectors.collects)
+        return self.chance.choices(roles, (7, 2, 3, 4), k=self.chance.randint(3, 10))
 
     def _enter(self, role: Role) -> Actor:
         number = len(self.actors) + 1
@@ -148,7 +152,8 @@ class Simulation:
         options = LogOptions(deadline_seconds=self.chance.choice(DEADLINES_SECONDS))
         job = f"job-{self.chance.randint(1, 2)}"
         ids = DrawnIds(number, self.chance)
-        process = Process(name, view, clock, ids, self.watch, random.Random(self.chance.random()), job, options)  # noqa: S311
+        own = random.Random(self.chance.random())  # noqa: S311
+        process = Process(name, ids.first, view, clock, ids, self.watch, own, job, options)
         actor = Actor(self.turns, name, lambda: role(process))
         self.views.append(view)
         self.actors.append(actor)
@@ -251,7 +256,7 @@ class Simulation:
         while any(view.under_way for view in self.views) and not self.complaints:
             self._deliver()
             self._look()
-        for role in (actors.goes_on, actors.reads):
+        for role in (collectors.collects_to_the_end, actors.goes_on, actors.reads, collectors.verifies_all):
             actor = self._enter(role)
             while not actor.is_over and not self.complaints:
                 self._go_on(actor)

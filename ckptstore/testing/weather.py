@@ -20,7 +20,11 @@ T = TypeVar("T")
 
 DAY_SECONDS = 86_400.0
 BUSY_STATUS = 503
-LONGEST_OUTAGE_CALLS = 40
+LONGEST_OUTAGE_SECONDS = 150.0
+LONGEST_TIME_OUT_SECONDS = 10.0
+"""How long a process waits for one answer in an outage."""
+LIKELIER_IN_THE_LOG = 30
+"""So many times as often an outage begins with an append: then its outcome may stay unknown."""
 LONGEST_RETRY_AFTER_SECONDS = 20.0
 PAGE_KEYS = 5
 
@@ -33,6 +37,8 @@ HINT_DELETED, HINT_CORRUPTED, BIT_FLIPPED = "hint deleted", "hint corrupted", "b
 RETRIED = Fault.RETRIED.name
 OF_WRITES = (Fault.UNSENT.name, Fault.LOST_REPLY.name, Fault.LATE.name, Fault.DUPLICATED.name, RETRIED)
 """These mean nothing where nothing is changed; such a call is refused or not."""
+SILENT = (Fault.UNSENT, Fault.LOST_REPLY, Fault.LATE)
+"""What becomes of the requests in an outage: no reply comes."""
 OF_CALLS = (
     "REFUSED",
     "DENIED",
@@ -47,16 +53,17 @@ OF_CALLS = (
     CLOCK_STEP,
 )
 
+STRENGTHS = (0.2, 0.5, 1.0)
 RATES = {
-    Fault.REFUSED.name: 0.02,
-    Fault.DENIED.name: 0.004,
+    Fault.REFUSED.name: 0.01,
+    Fault.DENIED.name: 0.002,
     Fault.UNSENT.name: 0.06,
     Fault.LOST_REPLY.name: 0.12,
     Fault.LATE.name: 0.12,
     RETRIED: 0.15,
     Fault.DUPLICATED.name: 0.12,
-    THROTTLED: 0.03,
-    OUTAGE: 0.004,
+    THROTTLED: 0.02,
+    OUTAGE: 0.005,
     STOPPED: 0.008,
     CLOCK_STEP: 0.005,
     DIES[0]: 0.002,
@@ -88,8 +95,9 @@ class Weather:
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Weather:
-        """Return weather in which about half of all kinds occur, some often: histories differ more that way."""
-        return cls({kind: rate * chance.choice((0, 0, 1, 1, 3)) for kind, rate in RATES.items()})
+        """Return weather in which some kinds occur, some of them often: histories differ more that way."""
+        strength = chance.choice(STRENGTHS)
+        return cls({kind: rate * strength * chance.choice((0, 0, 1, 1, 3)) for kind, rate in RATES.items()})
 
     def draw(self, call: Call, chance: random.Random) -> str | None:
         """Return what becomes of a call, or None: it goes well."""
@@ -99,7 +107,8 @@ class Weather:
         for kind in OF_CALLS:
             if kind in OF_WRITES and not (call.creates if kind == RETRIED else call.writes):
                 continue
-            left -= self.rates[kind]
+            in_the_log = kind == OUTAGE and call.creates and call.key.startswith("log/")
+            left -= self.rates[kind] * (LIKELIER_IN_THE_LOG if in_the_log else 1)
             if left < 0:
                 return kind
         return None
@@ -122,7 +131,7 @@ class StormyStore(FaultyStore):
     def __init__(self, inner: ObjectStore, *, turns: Turns, clock: TurnClock, weather: Weather) -> None:
         super().__init__(inner, self._drawn)
         self._turns, self._clock, self._weather = turns, clock, weather
-        self._silent_calls = 0
+        self._silent_until = 0.0
 
     def pass_on(self, operation: str, key: str, act: Callable[[], T], *, creates: bool = False) -> T:
         """Let others go on first."""
@@ -144,22 +153,24 @@ class StormyStore(FaultyStore):
         return self.pass_on("list", prefix, lambda: [*self.inner.list(prefix, after=after)][:size])
 
     def _drawn(self, call: Call) -> Fault | None:
-        if self._silent_calls:
-            self._silent_calls -= 1
-            return Fault.UNSENT
-        kind = self._weather.draw(call, self._turns.chance)
+        chance = self._turns.chance
+        if self._turns.seconds < self._silent_until and not self._weather.is_calm:
+            self._turns.wait(chance.uniform(0, LONGEST_TIME_OUT_SECONDS))
+            return chance.choice(SILENT)
+        kind = self._weather.draw(call, chance)
         if kind is None:
             return None
         self._weather.faults[kind] += 1
         if kind == THROTTLED:
-            asked = self._turns.chance.uniform(0, LONGEST_RETRY_AFTER_SECONDS)
+            asked = chance.uniform(0, LONGEST_RETRY_AFTER_SECONDS)
             raise UnavailableError(f"{call.key}: slow down.", status=BUSY_STATUS, retry_after_seconds=asked)
         if kind == OUTAGE:
-            self._silent_calls = self._turns.chance.randint(1, LONGEST_OUTAGE_CALLS)
+            self._silent_until = self._turns.seconds + chance.uniform(0, LONGEST_OUTAGE_SECONDS)
+            return chance.choice(SILENT)
         if kind == STOPPED:
-            self._turns.wait(self._turns.chance.uniform(1, DAY_SECONDS))
+            self._turns.wait(chance.uniform(1, DAY_SECONDS))
         if kind == CLOCK_STEP:
-            self._clock.off_seconds += self._turns.chance.choice((-DAY_SECONDS, DAY_SECONDS))
+            self._clock.off_seconds += chance.choice((-DAY_SECONDS, DAY_SECONDS))
         return Fault[kind] if kind in Fault.__members__ else None
 
     def _meet(self, call: Call, act: Act) -> Any:
