@@ -7,7 +7,22 @@ import os
 import signal
 import sys
 
-NAMES = ("save", "load", "stall", "small", "reshard", "mlperf", "tune", "scale", "log", "soak", "chaos", "report")
+NAMES = (
+    "save",
+    "load",
+    "stall",
+    "small",
+    "reshard",
+    "mlperf",
+    "tune",
+    "scale",
+    "log",
+    "soak",
+    "chaos",
+    "simulate",
+    "faults",
+    "report",
+)
 
 
 def main(arguments: list[str]) -> int:

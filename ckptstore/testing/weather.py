@@ -23,7 +23,7 @@ BUSY_STATUS = 503
 LONGEST_OUTAGE_SECONDS = 150.0
 LONGEST_TIME_OUT_SECONDS = 10.0
 """How long a process waits for one answer in an outage."""
-LIKELIER_IN_THE_LOG = 30
+LIKELIER_IN_THE_LOG = 60
 """So many times as often an outage begins with an append: then its outcome may stay unknown."""
 LONGEST_RETRY_AFTER_SECONDS = 20.0
 PAGE_KEYS = 5
@@ -131,7 +131,7 @@ class StormyStore(FaultyStore):
     def __init__(self, inner: ObjectStore, *, turns: Turns, clock: TurnClock, weather: Weather) -> None:
         super().__init__(inner, self._drawn)
         self._turns, self._clock, self._weather = turns, clock, weather
-        self._silent_until = 0.0
+        self._silent_until, self._silent_about = 0.0, ""
 
     def pass_on(self, operation: str, key: str, act: Callable[[], T], *, creates: bool = False) -> T:
         """Let others go on first."""
@@ -154,7 +154,8 @@ class StormyStore(FaultyStore):
 
     def _drawn(self, call: Call) -> Fault | None:
         chance = self._turns.chance
-        if self._turns.seconds < self._silent_until and not self._weather.is_calm:
+        silent = self._turns.seconds < self._silent_until and call.key.startswith(self._silent_about)
+        if silent and not self._weather.is_calm:
             self._turns.wait(chance.uniform(0, LONGEST_TIME_OUT_SECONDS))
             return chance.choice(SILENT)
         kind = self._weather.draw(call, chance)
@@ -166,6 +167,7 @@ class StormyStore(FaultyStore):
             raise UnavailableError(f"{call.key}: slow down.", status=BUSY_STATUS, retry_after_seconds=asked)
         if kind == OUTAGE:
             self._silent_until = self._turns.seconds + chance.uniform(0, LONGEST_OUTAGE_SECONDS)
+            self._silent_about = chance.choice(("", "log/"))  # a part of the keys, as a partition of a bucket is
             return chance.choice(SILENT)
         if kind == STOPPED:
             self._turns.wait(chance.uniform(1, DAY_SECONDS))
