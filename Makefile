@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STORE  ?= file
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test lint slow table bench scale soak chaos clean
+.PHONY: help demo test lint slow table bench scale soak chaos model clean
 
 help:
 	@sed -n 's/^##//p' $(MAKEFILE_LIST)
@@ -21,12 +21,19 @@ $(VENV)/.azurite: $(VENV)/.ready
 	npm install --silent --no-audit --no-fund --prefix $(VENV)/node azurite@3.35.0 && touch $@ || \
 		echo "There is no Azurite: the tests of az:// will be skipped."
 
+# promtool comes by Debian's packages. Where it cannot be had, the tests that need it are skipped and say so.
+$(VENV)/.promtool: $(VENV)/.ready
+	rm -rf $(VENV)/prometheus && mkdir $(VENV)/prometheus && cd $(VENV)/prometheus && \
+		apt-get download --quiet=2 prometheus && dpkg-deb --extract prometheus_*.deb . && rm prometheus_*.deb && \
+		ln -sf ../prometheus/usr/bin/promtool ../bin/promtool && touch ../.promtool || \
+		echo "There is no promtool: the tests of alert rules will be skipped."
+
 ## make demo           train, kill a rank during a save, resume on fewer ranks (STORE=file, s3, s3fs, gcs)
 demo: $(VENV)/.ready
 	$(BIN)/python -m examples.demo --store $(STORE)
 
 ## make test           lint, types, import contract and the whole suite
-test: lint $(VENV)/.azurite
+test: lint $(VENV)/.azurite $(VENV)/.promtool
 	$(BIN)/pytest -n 4 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 ## make lint           format, lint, types, import contract
@@ -65,13 +72,18 @@ scale: $(VENV)/.bench
 	$(BIN)/python -m benchmarks scale --ranks 10,100,1000,10000
 	$(BIN)/python -m benchmarks log
 
-## make soak           save in the background for a long time, and look at memory, threads and files
+## make soak           200 background saves, and half an hour of kills, stops, slow lines and collections: what may not grow or get lost
 soak: $(VENV)/.bench
 	$(BIN)/python -m benchmarks soak
+	$(BIN)/python -m benchmarks endurance
 
 ## make chaos          kill the plain example at every file event of its saves, one process and two ranks: an hour on two cores
 chaos: $(VENV)/.ready
 	$(BIN)/python -m benchmarks chaos
+
+## make model          explore a bounded model of the commit protocol, state by state: some minutes on one core
+model: $(VENV)/.ready
+	$(BIN)/python -m benchmarks model
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

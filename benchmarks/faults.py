@@ -38,7 +38,7 @@ def report(simulated: Mapping[str, Any] | None, model: Mapping[str, Any] | None)
     mutants = simulated["about"]["mutants"] if simulated else []
     lines = ["# What was done to each invariant", "", *_sources(simulated, model), ""]
     lines += [
-        "| | looks, drawn histories | seeds | processes killed in them | states of the model | mutants caught | broken |",
+        "| | looks in drawn histories | seeds | killed in them | states of the model | mutants caught | broken |",
         "|---|---:|---:|---:|---:|---|---:|",
     ]
     for name in INVARIANTS:
@@ -63,19 +63,14 @@ def _sources(simulated: Mapping[str, Any] | None, model: Mapping[str, Any] | Non
         said = [f"Drawn histories: {MISSING} (`make simulate`)."]
     else:
         about = simulated["about"]
-        said = [
-            f"Drawn histories: {about['seeds']:,} seeds from {about['first_seed']}, {about['steps']:,} store calls, "
-            f"{len(about['broken'])} broken, {about['simulations_per_cpu_second']} a second on one core; written by "
-            f"`make simulate` at {simulated['written_at']}, commit {simulated['commit']}."
-        ]
+        counted = f"{about['seeds']:,} seeds from {about['first_seed']}, {about['steps']:,} store calls"
+        rate = f"{len(about['broken'])} broken, {about['simulations_per_cpu_second']} a second on one core"
+        written = f"by `make simulate` at {simulated['written_at']}, commit {simulated['commit']}"
+        said = [f"Drawn histories: {counted}, {rate}; written {written}."]
     if model is None:
         return [*said, "", f"Bounded model: {MISSING} (`make model`)."]
-    return [
-        *said,
-        "",
-        f"Bounded model: {model['about']['states']:,} states; written at {model['written_at']}, commit "
-        f"{model['commit']}.",
-    ]
+    written = f"by `make model` at {model['written_at']}, commit {model['commit']}"
+    return [*said, "", f"Bounded model: {model['about']['states']:,} states; written {written}."]
 
 
 def _details(simulated: Mapping[str, Any] | None) -> list[str]:

@@ -24,6 +24,7 @@ from storage_writers.reader import CkptStoreReader
 from storage_writers.save_planner import SavePlanner
 from storage_writers.session import SaveSession, explain
 from storage_writers.survivors import cause, interrupt_of, is_loss
+from storage_writers.telling import telling_failed_restore
 from storage_writers.writer import CkptStoreWriter
 
 
@@ -55,27 +56,28 @@ def save(
     except BaseException:
         session.descriptions.take()  # it was said of this save
         raise
-    try:
-        return cast(
-            "Metadata",
-            state_dict_saver.save(
-                plain if planner else whole(plain),
-                checkpoint_id=checkpoint_id,
-                storage_writer=storage_writer,
-                planner=planner or SavePlanner(),
-                process_group=process_group,
-                no_dist=no_dist,
-            ),
-        )
-    except (CheckpointException, RuntimeError) as failed:
-        _raise_interrupt(failed, process_group, no_dist=no_dist)
-        ours = explain(failed, session.save)
-        if ours is None:
-            raise
-        if session.save is not None and (interrupt := session.save.interrupt) is not None:
-            interrupt.add_note(ours.message)  # it was held back until the commit was decided
-            raise interrupt from None
-        raise ours from failed
+    with session.followed():
+        try:
+            return cast(
+                "Metadata",
+                state_dict_saver.save(
+                    plain if planner else whole(plain),
+                    checkpoint_id=checkpoint_id,
+                    storage_writer=storage_writer,
+                    planner=planner or SavePlanner(),
+                    process_group=process_group,
+                    no_dist=no_dist,
+                ),
+            )
+        except (CheckpointException, RuntimeError) as failed:
+            _raise_interrupt(failed, process_group, no_dist=no_dist)
+            ours = explain(failed, session.save)
+            if ours is None:
+                raise
+            if session.save is not None and (interrupt := session.save.interrupt) is not None:
+                interrupt.add_note(ours.message)  # it was held back until the commit was decided
+                raise interrupt from None
+            raise ours from failed
 
 
 def load(
@@ -97,29 +99,31 @@ def load(
     """
     check_given(state_dict, storage_reader, CkptStoreReader)
     session = storage_reader._session  # noqa: SLF001  (its other side is here)
-    session.forget()
-    elements = dict(state_dict)
-    plain = _plain(elements)
-    try:
-        state_dict_loader.load(
-            plain if planner else whole(plain),
-            checkpoint_id=checkpoint_id,
-            storage_reader=storage_reader,
-            planner=planner or StrictLoadPlanner(allow_missing=session.allow_missing),
-            process_group=process_group,
-            no_dist=no_dist,
-        )
-    except (CheckpointException, RuntimeError) as failed:
-        _raise_interrupt(failed, process_group, no_dist=no_dist)
-        ours = session.lost() if is_loss(failed) else cause(failed)
-        if ours is None:
-            raise
-        raise ours from failed
-    for key in sorted(elements, key=str):  # on all ranks in one order: a module may call collectives
-        if _is_stateful(elements[key]):
-            elements[key].load_state_dict(plain[key])
-        else:
-            state_dict[key] = plain[key]
+    asked = checkpoint_id if checkpoint_id is not None else session.asked[0]
+    with telling_failed_restore(storage_reader._observer, None if asked is None else str(asked)):  # noqa: SLF001  (the same)
+        session.forget()
+        elements = dict(state_dict)
+        plain = _plain(elements)
+        try:
+            state_dict_loader.load(
+                plain if planner else whole(plain),
+                checkpoint_id=checkpoint_id,
+                storage_reader=storage_reader,
+                planner=planner or StrictLoadPlanner(allow_missing=session.allow_missing),
+                process_group=process_group,
+                no_dist=no_dist,
+            )
+        except (CheckpointException, RuntimeError) as failed:
+            _raise_interrupt(failed, process_group, no_dist=no_dist)
+            ours = session.lost() if is_loss(failed) else cause(failed)
+            if ours is None:
+                raise
+            raise ours from failed
+        for key in sorted(elements, key=str):  # on all ranks in one order: a module may call collectives
+            if _is_stateful(elements[key]):
+                elements[key].load_state_dict(plain[key])
+            else:
+                state_dict[key] = plain[key]
 
 
 def async_save(

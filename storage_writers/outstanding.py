@@ -17,6 +17,7 @@ from ckptstore.protocol.attempt import Description
 from storage_writers import exits, worker
 from storage_writers.dcp_frames import unknown_torch
 from storage_writers.gates import Gate
+from storage_writers.telling import Telling
 
 if TYPE_CHECKING:
     from storage_writers.saving import Save
@@ -39,6 +40,7 @@ class Outstanding:
         is_root: This rank commits.
         by_process: Another process saves.
         generation: Of what its ranks meet in, and what is left behind when it is given up.
+        telling: What is heard of it.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class Outstanding:
         is_root: bool,
         by_process: bool,
         generation: int = 0,
+        telling: Telling | None = None,
     ) -> None:
+        self.telling = telling or Telling()
         self.description, self.gate, self.by_process = description, gate, by_process
         self.is_root, self.generation = is_root, generation
         self.staged: Staged | None = None
@@ -91,7 +95,8 @@ class Outstanding:
         So the state may change from now on. A save that has begun is outstanding until it ends; its rank fails before
         anything is committed, unless it has read everything by now.
         """
-        self.gate.close()
+        if self.gate.close():
+            self.telling.end(error)
         self.tell()
         with self._lock:
             if self.future is not None or self._others is None or self.ended:
@@ -135,6 +140,7 @@ class Outstanding:
         with contextlib.ExitStack() as last:  # what a callback raises is logged, and nobody hears of it
             last.callback(self._ended.set)
             last.callback(self.drop_state)
+            last.callback(lambda: self.telling.end(self.error))
             if error is None:
                 exits.forget(self)
                 return
@@ -184,7 +190,11 @@ class Outstanding:
             if not self._ended.wait(seconds):
                 raise TimeoutError
             return self.error
-        return self.error if self._ended.wait(left) else self._give_up()
+        if self._ended.wait(left):
+            return self.error
+        error = self._give_up()
+        self.telling.end(error)
+        return error
 
     @property
     def is_overdue(self) -> bool:

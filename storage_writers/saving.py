@@ -8,20 +8,25 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from ckptstore.clock import SystemIds
 from ckptstore.errors import CkptStoreError, CommitUnknownError
+from ckptstore.format.shard import StoredShard
+from ckptstore.options import TransferOptions
 from ckptstore.protocol.attempt import Attempt, Description
 from ckptstore.protocol.claim import Incarnation
+from ckptstore.protocol.commit import commit
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
 from storage_writers import agreement, ranks, survivors
 from storage_writers.gates import Gate
 from storage_writers.planning import name_and_step
 from storage_writers.staging import Staged
+from storage_writers.telling import Telling
 
 _AGREED = (
     "the checkpoint's name",
@@ -50,12 +55,42 @@ class Save:
     interrupt: BaseException | None = None
     """What interrupted it after it was committed."""
     record: Committed | None = None
-    """What was committed then."""
+    """What was committed."""
+    telling: Telling = field(default_factory=Telling)
 
     @property
     def is_committed(self) -> bool:
         """Whether this rank committed it."""
         return self.committed not in (None, survivors.UNKNOWN)
+
+    def commit(self, shards: Sequence[StoredShard], *, planner: Any, options: TransferOptions) -> None:
+        """Commit it; see `CkptStoreWriter.finish` for what is raised, and for what is left behind if killed."""
+        assert self.begun is not None  # noqa: S101  (prepare_global_plan ran here)
+        self.telling.ended("gather")
+        self.committed = survivors.UNKNOWN
+
+        def allowed() -> None:
+            self.gate.pass_through()
+            self.telling.ended("verify")
+
+        try:
+            self.record = commit(
+                self.log, *self.begun, shards, planner=planner, software=software(), options=options, allowed=allowed
+            )
+            self.committed = self.record.seq
+            self.telling.ended("commit")
+            self.telling.end()
+        except CommitUnknownError as error:
+            self.telling.end(error)
+            raise
+        except Exception as error:
+            self.committed = None
+            self.telling.end(error)
+            raise
+        except BaseException as interrupt:  # I5: DCP would report a failure, and the commit may stand
+            unknown = self.interrupted_by(interrupt)
+            self.telling.end(None if self.is_committed else unknown)
+            raise unknown from interrupt
 
     def interrupted_by(self, interrupt: BaseException) -> CommitUnknownError:
         """Return the error of a commit that was interrupted, which says whether it stands."""

@@ -27,6 +27,7 @@ from storage_writers.outstanding import GRACE_SECONDS, Outstanding
 from storage_writers.saving import Save, agreed
 from storage_writers.settling import MAX_GIVEN_UP, End, Limits, Verdict, WhenBusy
 from storage_writers.staging import StagingPool
+from storage_writers.telling import Telling
 from storage_writers.tracks import Track, track_of
 
 
@@ -130,18 +131,52 @@ class SaveSession:
         if staged is not None and not staged.begin():
             staged = None
         if staged is not None:
-            description, gate = staged.description, staged.gate
+            description, gate, telling = staged.description, staged.gate, staged.telling
+            telling.begin()
         else:
             description = self.descriptions.take()
             if self._has_asked or self._meeting()[1].used:
                 self.settle("wait")
-            gate = Gate(self.limits.commit_timeout_seconds)
+            gate, telling = Gate(self.limits.commit_timeout_seconds), self._told_in_foreground()
         peers = self.peers()
-        save = agreed(peers, checkpoint_id, description, lambda: place(peers), gate=gate, seconds=self.seconds)
+        try:
+            save = agreed(peers, checkpoint_id, description, lambda: place(peers), gate=gate, seconds=self.seconds)
+        except BaseException as error:
+            telling.end(error)
+            raise
+        save.telling, telling.name = telling, save.name
         if staged is not None:
             save.staged, staged.save = staged.staged, save
         self._here.save = save
         return save
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Tell how the save in the foreground ends that begins within."""
+        self._here.is_followed, self._here.telling = True, None
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            telling: Telling | None = self._here.telling
+            self._here.is_followed = False
+            if telling is not None:
+                telling.end(error)
+
+    def _told_in_foreground(self) -> Telling:
+        """Return what is told of a save that begins now on this thread.
+
+        DCP's own `save` calls nothing when it ends, except on rank 0 if it came to the commit.
+        """
+        before: Telling | None = getattr(self._here, "telling", None)
+        if before is not None:
+            before.end(CkptStoreError("DCP's call failed before anything was committed."))
+        is_told = getattr(self._here, "is_followed", False) or self.peers().rank == 0
+        telling = self._here.telling = Telling(self._observer if is_told else silent)
+        return telling
 
     @contextlib.contextmanager
     def asking(self, description: Description) -> Iterator[Outstanding]:
@@ -161,6 +196,7 @@ class SaveSession:
             is_root=peers.rank == 0,
             by_process=by_process,
             generation=track.generation,
+            telling=Telling(self._observer, background=True),
         )
         self._has_asked = track.used = True
         return self.outstanding
@@ -173,7 +209,7 @@ class SaveSession:
             # DCP cannot be told that there is nothing to save.
             self.settle("raise" if self.limits.when_busy == "skip" else self.limits.when_busy)
             save = self._ask(description, by_process=by_process)
-        with save.refusing():
+        with save.refusing(), save.telling.waiting():
             if self._pool is None:
                 self._pool = StagingPool(
                     staging_bytes=self.limits.staging_bytes,
@@ -201,8 +237,9 @@ class SaveSession:
         save = self.outstanding if self._process == os.getpid() else None
         staged = save.staged if save is not None else None
         if save is not None and staged is not None:
-            with save.refusing():
+            with save.refusing(), save.telling.waiting():
                 staged.fence(seconds=round(max(0.0, save.gate.left() + GRACE_SECONDS), 1))
+            save.telling.staged()
 
     def settle(self, when_busy: WhenBusy) -> bool:
         """Let all ranks do the same about the last background save before another begins. Collective.

@@ -16,23 +16,22 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ckptstore.errors import CommitUnknownError, InvalidInputError, UnsupportedError
+from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.events import Observer, silent
 from ckptstore.format.documents import Documents, encode_documents
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.attempt import Description, begin
 from ckptstore.protocol.claim import Takeover, check_takeover, check_who
-from ckptstore.protocol.commit import commit
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
-from storage_writers import agreement, incarnations, ranks, survivors
+from storage_writers import agreement, incarnations, ranks
 from storage_writers.fences import Fence, Optimizer
 from storage_writers.metadata import check_written, encode_planner
 from storage_writers.planning import Contents, Ticket, check_caching, check_items, check_plans
 from storage_writers.receipts import received
 from storage_writers.roots import open_root
-from storage_writers.saving import Save, software
+from storage_writers.saving import Save
 from storage_writers.session import SaveSession
 from storage_writers.settling import Limits, WhenBusy
 from storage_writers.uploading import write_shard
@@ -351,9 +350,11 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         seconds = self._session.seconds + agreement.work_seconds(peers)  # they may resolve large values
         agreement.agree(peers, check, lambda _: None, seconds=seconds)
         assert contents is not None  # noqa: S101  (all ranks agree, so this one has checked)
+        save.telling.ended("plan")
         done: Future[list[WriteResult]] = Future()
         write = partial(write_shard, self._store, plan, contents, options=self._transfer, observer=self._observer)
         done.set_result(write(check=save.gate.check) if plan.items else [])
+        save.telling.ended("upload")
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -369,30 +370,12 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
         If killed: data under a private prefix, and the commit stands in the log or not.
         """
         save = self._begun()
-        assert save.begun is not None  # noqa: S101  (prepare_global_plan ran here)
         shards = received(results)
         check_written(metadata, shards)
-        save.committed = survivors.UNKNOWN
         try:
-            self.committed = commit(
-                save.log,
-                *save.begun,
-                shards,
-                planner=encode_planner(metadata.planner_data),
-                software=software(),
-                options=self._transfer,
-                allowed=save.gate.pass_through,
-            )
-            save.committed = self.committed.seq
-        except CommitUnknownError:
-            raise
-        except Exception:
-            save.committed = None
-            raise
-        except BaseException as interrupt:  # I5: DCP would report a failure, and the commit may stand
-            error = save.interrupted_by(interrupt)
+            save.commit(shards, planner=encode_planner(metadata.planner_data), options=self._transfer)
+        finally:
             self.committed = save.record or self.committed
-            raise error from interrupt
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

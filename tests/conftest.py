@@ -58,7 +58,7 @@ def gang():
 def pytest_collection_modifyitems(items):
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
-        if folder in ("adapters", "dcp", "cases", "faults", "training"):
+        if folder in ("adapters", "dcp", "cases", "faults", "telemetry", "training"):
             item.add_marker(
                 pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable):UserWarning")
             )

@@ -169,6 +169,11 @@ class Fold:
         verified = [committed for committed in self.selectable if committed.verified == LEVELS[-1]]
         return verified[-1] if verified else None
 
+    @property
+    def newest_proved(self) -> Committed | None:
+        """The newest selectable checkpoint from which a resume was proved: its last verdict says so first of all."""
+        return next((each for each in reversed(self.selectable) if is_proved(each.proved)), None)
+
     def fences(self, term: int) -> bool:
         """Say whether a newer incarnation has claimed since `term` (I3)."""
         return term < self.term
@@ -220,6 +225,11 @@ class Fold:
         values = {name: canonical_json(value) for name, value in rest.items()}
         values["commits"] = b"[%s]" % b",".join(committed.encode() for committed in self.kept)
         return b"{%s}\n" % b",".join(b'"%s":%s' % (name.encode(), values[name]) for name in sorted(values))
+
+
+def is_proved(verdict: str | None) -> bool:
+    """Say whether a recorded verdict is `proved`; what was compared may follow it after a colon."""
+    return verdict is not None and verdict.partition(":")[0] == "proved"
 
 
 def fold_blake3(fold: Fold) -> str:

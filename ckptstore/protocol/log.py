@@ -21,7 +21,7 @@ from ckptstore.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from ckptstore.events import HintFailed, Observer, RecordIgnored, TailLost, silent, tell
+from ckptstore.events import HintFailed, Observer, TailLost, silent, tell
 from ckptstore.format.layout import RUN_KEY, slot_key, state_key
 from ckptstore.format.records import (
     FOLD_EVERY,
@@ -43,6 +43,7 @@ from ckptstore.protocol.fold import Fold, apply, fold_blake3
 from ckptstore.protocol.interrupts import decided
 from ckptstore.protocol.reading import advance, get_if_there, no_run, open_fold, slots_between
 from ckptstore.protocol.snapshot import MAX_STATE_BYTES
+from ckptstore.protocol.told import tell_folded
 
 MAX_PAUSE_SECONDS = 5.0
 
@@ -413,8 +414,5 @@ class RunLog:
         require_capable(self.store, self.ids, single_writer=self.options.assume_single_writer)
 
     def _take(self, fold: Fold) -> None:
-        seen = self._fold.end
-        self._fold = fold
-        for ignored in fold.ignored:
-            if ignored.seq >= seen:
-                tell(self.observer, RecordIgnored(seq=ignored.seq, kind=ignored.kind, reason=ignored.reason))
+        before, self._fold = self._fold, fold
+        tell_folded(self.observer, before, fold)

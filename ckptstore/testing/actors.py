@@ -140,7 +140,7 @@ class Trainer:
             try:
                 done = commit(self.log, self.incarnation, attempt, shards, options=OPTIONS)
             except CommitUnknownError:
-                if self.chance.random() < 0.5:  # noqa: PLR2004
+                if self.chance.random() < 0.7:  # noqa: PLR2004
                     self.in_doubt.append((attempt, [*shards]))
                     raise
             except CkptStoreError:
@@ -207,8 +207,8 @@ def trains(process: Process) -> None:
             else:
                 step += chance.random() < 0.7  # noqa: PLR2004  (else the step before is saved again)
             acts = (trainer.save, trainer.ask_again, trainer.keep, trainer.new_writer, trainer.go_back)
-            asks = 8 if trainer.in_doubt else 0
-            act = trainer.save if again and not asks else chance.choices(acts, (12, asks, 3, 2, 1))[0]
+            asks = 4 if trainer.in_doubt else 0
+            act = trainer.save if again and not trainer.in_doubt else chance.choices(acts, (12, asks, 3, 2, 1))[0]
             again = not process.ended_well(lambda act=act, step=step: act(step))  # type: ignore[misc]
             _stop_if_fenced(process)
     except FencedError:

@@ -14,12 +14,12 @@ with Checkpointer("s3://bucket/runs/llama-7b", state, every_steps=500, keep=Keep
 ```
 """
 
+from ckptstore.events import KeepFailed, ProofEnded, Resumed, Stopping, TraceFailed
 from ckptstore.maintenance.retention import Keep
 from ckptstore.training.calls import resume, save
 from ckptstore.training.checkpointer import Checkpointer
 from ckptstore.training.compat import Matrix
 from ckptstore.training.differences import ABSENT, Difference
-from ckptstore.training.events import KeepFailed, ProofEnded, Resumed, Stopping, TraceFailed
 from ckptstore.training.fingerprints import Fingerprint, fingerprint
 from ckptstore.training.loaders import Collate, PerRank
 from ckptstore.training.migrate import AddedParameters, GrownVocabulary, Migrator

@@ -25,7 +25,7 @@ class Asked:
         allow: Names of fingerprints, components and facts that may differ.
         engine, storage_options, transfer: How the store is opened.
         log: How records are appended.
-        observer: Hears of the loads.
+        observer: Hears of what fails.
         hold: Called on rank 0 with the checkpoint that was chosen, before it is loaded.
     """
 

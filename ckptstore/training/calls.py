@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Mapping, Sequence
 
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from ckptstore.training.gate import names_given
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.report import ResumeReport
 from ckptstore.training.state import TrainingState
+from ckptstore.training.told import tell_resumed
 
 
 def save(  # noqa: PLR0913  (a face takes written-out keywords)
@@ -100,7 +102,7 @@ def resume(  # noqa: PLR0913  (the same)
         engine: What moves the bytes, where a scheme has several.
         storage_options: Of the store's engine.
         transfer: How bytes are moved.
-        observer: Hears of the loads.
+        observer: Hears of how it ended.
 
     Raises:
         NotFoundError: There is no such checkpoint. UncommittedError: it was never committed.
@@ -127,7 +129,11 @@ def resume(  # noqa: PLR0913  (the same)
         transfer=transfer,
         observer=observer,
     )
-    return resuming.resume(state, asked, Meeting(process_group, one_rank=allow_one_rank))
+    began, meeting = time.monotonic(), Meeting(process_group, one_rank=allow_one_rank)
+    report = resuming.resume(state, asked, meeting)
+    if not report.is_fresh:
+        tell_resumed(observer, report, time.monotonic() - began, rank=meeting.rank, is_own=only is None)
+    return report
 
 
 def _check_state(state: TrainingState) -> None:

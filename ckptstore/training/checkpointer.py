@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ import torch.distributed as dist
 import storage_writers as sw
 from ckptstore.clock import Clock, SystemClock
 from ckptstore.errors import InvalidInputError
-from ckptstore.events import Observer, silent, tell
+from ckptstore.events import Observer, Stepped, silent, tell
 from ckptstore.maintenance.collect_plan import GRACE_SECONDS
 from ckptstore.maintenance.retention import Keep
 from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
@@ -24,7 +23,6 @@ from ckptstore.protocol.verify import Level
 from ckptstore.training.asked import Asked
 from ckptstore.training.compat import Matrix
 from ckptstore.training.ending import Ending
-from ckptstore.training.events import Resumed
 from ckptstore.training.gate import names_given
 from ckptstore.training.keeping import Keeping
 from ckptstore.training.meeting import Meeting
@@ -37,11 +35,11 @@ from ckptstore.training.schedule import Saved, Schedule
 from ckptstore.training.signals import STOPPING, Signals
 from ckptstore.training.state import TrainingState
 from ckptstore.training.stopping import StoppedBySignal
+from ckptstore.training.told import tell_resumed
 from ckptstore.training.tolerances import Tolerances
 from storage_writers import exits
 from storage_writers.settling import WhenBusy
 
-_log = logging.getLogger("ckptstore.training")
 Number = float | torch.Tensor
 
 
@@ -242,8 +240,10 @@ class Checkpointer:
         is_own = not report.is_fresh and asked.url == self._url
         self._saved_step, self._ending.resumed_seq = (report.global_step, report.seq) if is_own else (None, None)
         if not report.is_fresh:
-            self._tell_resumed(report, self._clock.monotonic() - began)
+            seconds = self._clock.monotonic() - began
             self._recording.follow(report, asked)
+            tell_resumed(self._observer, report, seconds, rank=self._meeting.rank, is_own=is_own)
+            self._tell_step()
         self._ending.hear()
         if self.is_stopping:
             self._ending.end(saved=self._is_saved)
@@ -262,6 +262,7 @@ class Checkpointer:
             StoppedBySignal: The run was asked to stop, and there is no time for a save, or nothing new to be saved.
             DisagreementError: A rank is gone, or did not come within the group's time-out.
         """
+        self._tell_step()
         now = self._clock.monotonic()
         mine = self._meeting.rank == 0 and self._schedule.is_due(self.state.progress, self._last, now=now)
         (due,) = self._ending.hear(float(mine))
@@ -404,12 +405,9 @@ class Checkpointer:
         has_failed = self._saving is not None and self._saving.failed
         return self._saved_step == progress.global_step and not progress.micro_step and not has_failed
 
-    def _tell_resumed(self, report: ResumeReport, seconds: float) -> None:
-        name, seq, changed = report.checkpoint_id, report.seq, report.saved_world_size != report.world_size
-        if name is not None and seq is not None:  # it is not fresh
-            tell(self._observer, Resumed(name, seq, report.global_step, report.steps_lost, seconds, changed))
-        if self._meeting.rank == 0:
-            _log.info("%s", report.table())
+    def _tell_step(self) -> None:
+        if self._observer is not silent:
+            tell(self._observer, Stepped(self.state.progress.global_step))
 
     def _now(self) -> Saved:
         progress = self.state.progress

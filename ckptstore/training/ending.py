@@ -13,8 +13,7 @@ from typing import NoReturn
 import storage_writers as sw
 from ckptstore.clock import Clock
 from ckptstore.errors import CkptStoreError, DisagreementError, StalledError
-from ckptstore.events import Observer, tell
-from ckptstore.training.events import Stopping
+from ckptstore.events import Observer, Stopping, tell
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.progress import Progress
 from ckptstore.training.recording import Recording

@@ -71,6 +71,7 @@ class Flow:
             checkpoint_id=at.checkpoint_id,
             seq=at.seq,
             global_step=at.global_step,
+            committed_at=at.committed_at,
             is_fresh=False,
             saved_world_size=at.saved_world_size,
             world_size=self.meeting.world_size,
@@ -258,7 +259,6 @@ class Flow:
             engine=self.asked.engine,
             storage_options=self.asked.storage_options,
             transfer=self.asked.transfer,
-            observer=self.asked.observer,
         )
         reader = self.meeting.all_do("reader", make)
         sw.load(nested(direct), storage_reader=reader, process_group=self.meeting.given, no_dist=self.meeting.is_alone)

@@ -11,14 +11,13 @@ import storage_writers as sw
 from ckptstore import Checkpoint, CheckpointStore
 from ckptstore.clock import Clock
 from ckptstore.errors import CkptStoreError, FencedError
-from ckptstore.events import Observer, tell
+from ckptstore.events import KeepFailed, Observer, tell
 from ckptstore.format.layout import slot_key
 from ckptstore.maintenance.collect import collect_retired, retire_by
 from ckptstore.maintenance.collect_plan import check_grace
 from ckptstore.maintenance.retention import Keep
 from ckptstore.protocol.log import RunLog
 from ckptstore.training.asked import Asked
-from ckptstore.training.events import KeepFailed
 from ckptstore.training.meeting import Meeting
 from storage_writers.roots import open_root
 

@@ -16,11 +16,10 @@ from torch.distributed.tensor import DTensor
 import storage_writers as sw
 from ckptstore.clock import Clock
 from ckptstore.errors import CkptStoreError, InvalidInputError
-from ckptstore.events import Observer, tell
+from ckptstore.events import Observer, ProofEnded, tell
 from ckptstore.training.asked import Asked
 from ckptstore.training.batches import batch_digest, combined
 from ckptstore.training.compat import spelled
-from ckptstore.training.events import ProofEnded
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.proof import Proof, compare
 from ckptstore.training.report import ResumeReport
@@ -161,6 +160,10 @@ class Recording:
         if self._control is None or not self._control.observations:
             report.proof = Proof("no_trace")
             return
+        if report.samples_lost is not None and not self._state.progress.micro_step:
+            report.samples_lost = max(
+                report.samples_lost, sum(each.samples or 0 for each in self._control.observations)
+            )
         self._start_measuring()
         self._resumed = _Window(self._state.progress.global_step, report.checkpoint_id or "")
 

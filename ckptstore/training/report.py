@@ -35,9 +35,12 @@ class ResumeReport:
         url: Root of the run that was resumed from; None on a fresh start.
         run: Its identity.
         checkpoint_id, seq, global_step: The checkpoint.
+        committed_at: When its record was made, by its writer's clock: ISO 8601 in UTC.
         is_fresh: There was nothing to resume from, and nothing was changed.
         passed_over: Newer ones that are damaged.
         steps_lost: By which the newest of these is ahead, if it is; None: it does not say its step.
+        samples_lost: So many samples at least were trained after it and are trained again: as far as newer checkpoints
+            count them in `consumed_samples`, or what was recorded right after it. None: the run does not count them.
         set_aside: Newer ones that are selectable no more, because the run went back behind them, as `name@seq`.
         saved_world_size, world_size: Ranks then and now.
         saved_parallelism, parallelism: Degrees then and now.
@@ -66,9 +69,11 @@ class ResumeReport:
     checkpoint_id: str | None = None
     seq: int | None = None
     global_step: int | None = None
+    committed_at: str | None = None
     is_fresh: bool = True
     passed_over: tuple[PassedOver, ...] = ()
     steps_lost: int | None = 0
+    samples_lost: int | None = 0
     set_aside: tuple[str, ...] = ()
     saved_world_size: int | None = None
     world_size: int = 1

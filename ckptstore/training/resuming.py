@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 
 import storage_writers as sw
-from ckptstore import CheckpointStore
+from ckptstore import Checkpoint, CheckpointStore
 from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError, ResumeError
 from ckptstore.training.asked import Asked
 from ckptstore.training.flow import Flow
 from ckptstore.training.meeting import Meeting
 from ckptstore.training.report import PassedOver, ResumeReport
 from ckptstore.training.state import TrainingState
+from ckptstore.training.told import consumed
 from storage_writers.roots import open_root
+from storage_writers.telling import tell_restore_failed, telling_failed_restore
 
 
 def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport:
@@ -35,6 +37,11 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
         DisagreementError: A rank did not come, or was built otherwise.
         InvalidInputError: `only` names what the state does not have, or what each rank has for itself.
     """
+    with telling_failed_restore(asked.observer, asked.checkpoint_id):
+        return _resumed(state, asked, meeting)
+
+
+def _resumed(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport:
     meeting.all_do("asked", lambda: _check_only(state, asked.only))
     store = meeting.all_do("open", asked.open)
     candidates = meeting.led("candidates", lambda: _candidates(store, asked))
@@ -49,6 +56,7 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
             if asked.is_one:
                 raise
             at = flow.checkpoint
+            tell_restore_failed(asked.observer, error, checkpoint_id=at.checkpoint_id)
             passed_over.append(PassedOver(at.checkpoint_id, at.seq, at.global_step, error.message))
             untouched = untouched and error.facts.get("untouched", True) is True
             continue
@@ -58,6 +66,8 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
             raise _mixed(error, passed_over) from error
         report.passed_over = tuple(passed_over)
         report.steps_lost = _steps_lost(passed_over, report.global_step)
+        if passed_over or asked.is_one:  # else it is the newest
+            report.samples_lost = meeting.led("lost", partial(_samples_lost, store, checkpoint))
         return report
     if passed_over:
         mixed = "" if untouched else " The state may hold a mixture of them now: build it anew before it trains."
@@ -124,6 +134,15 @@ def _steps_lost(passed_over: list[PassedOver], step: int | None) -> int | None:
         return 0
     newest = passed_over[0].global_step
     return None if newest is None or step is None else max(0, newest - step)
+
+
+def _samples_lost(store: CheckpointStore, at: Checkpoint) -> int | None:
+    """Return by how many samples the run was ahead of `at`, as far as its checkpoints say; None if they do not."""
+    here = consumed(at.committed)
+    if here is None:
+        return None
+    newer = [consumed(each.committed) for each in store.checkpoints() if each.seq > at.seq]
+    return max((each - here for each in newer if each is not None and each > here), default=0)
 
 
 def check_target(asked: Asked) -> None:

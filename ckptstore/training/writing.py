@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 
 from ckptstore.clock import Clock
-from ckptstore.events import Observer, tell
-from ckptstore.training.events import TraceFailed
+from ckptstore.events import Observer, TraceFailed, tell
 
 _log = logging.getLogger("ckptstore.training")
 

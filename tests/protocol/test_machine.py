@@ -107,11 +107,12 @@ class Machine(RuleBasedStateMachine):
             self.ended(job, lambda: self.commit(job, which % len(job.attempts)))
 
     def commit(self, job, which):
-        attempt, shards = job.attempts[which]
+        attempt, shards = job.attempts.pop(which)
         prefix = str(attempt.stem)
         try:
             commit(job.log, job.incarnation, attempt, shards, options=OPTIONS)
-        except CommitUnknownError:
+        except (CommitUnknownError, Killed):
+            job.attempts.append((attempt, shards))
             raise
         except CkptStoreError:
             self.watch.told_failed(prefix)

@@ -10,7 +10,7 @@ from blake3 import blake3
 from run_samples import Job, a_run, append_raw, body_of, next_record, opened, sealed
 
 from ckptstore.errors import AccessDeniedError, IntegrityError, NotFoundError, UnavailableError, UnsupportedError
-from ckptstore.events import RecordIgnored, TailLost
+from ckptstore.events import HintFailed, RecordIgnored, RecoveryPoints, TailLost
 from ckptstore.format.layout import slot_key, state_key
 from ckptstore.format.records import LatestHint, encode_latest
 from ckptstore.objectstore.memory import MemoryStore
@@ -115,7 +115,7 @@ def test_a_hint_beyond_the_end_is_reported_and_not_obeyed():
     catalog = opened(store, observer=events.append)
     assert catalog.latest().commit.checkpoint_id == "step-3"
     assert catalog.log.lost_from == 5
-    assert events == [TailLost(hinted_seq=5, log_end=4)]
+    assert TailLost(hinted_seq=5, log_end=4) in events
 
 
 def test_a_hint_that_was_altered_to_name_a_later_slot_is_no_lost_tail():  # I10
@@ -123,7 +123,8 @@ def test_a_hint_that_was_altered_to_name_a_later_slot_is_no_lost_tail():  # I10
     store.put("latest.json", body_of(store, "latest.json").replace(b'"seq":5', b'"seq":7'))
     events = []
     catalog = opened(store, observer=events.append)
-    assert (catalog.latest().seq, catalog.log.lost_from, events) == (5, None, [])
+    assert (catalog.latest().seq, catalog.log.lost_from) == (5, None)
+    assert [type(event) for event in events] == [RecoveryPoints]
 
 
 @pytest.mark.parametrize("hinted", [True, False])
@@ -356,7 +357,7 @@ def test_a_state_that_no_reader_would_take_is_not_written(monkeypatch):
     monkeypatch.setattr(log, "MAX_STATE_BYTES", size - 1)
     writer.pin(2, holder="eval", reason="x")
     assert list(store.list("state/")) == []
-    assert [event.key for event in events] == [state_key(64)]
+    assert [event.key for event in events if isinstance(event, HintFailed)] == [state_key(64)]
     monkeypatch.setattr(log, "MAX_STATE_BYTES", size)
     store, job = a_run(saves=63)
     opened(store).pin(2, holder="eval", reason="x")

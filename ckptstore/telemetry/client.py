@@ -1,0 +1,77 @@
+"""`prometheus_client`, or the one sentence that says how to get it; and what metrics are made with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from ckptstore.clock import Clock
+from ckptstore.errors import UnsupportedError
+from ckptstore.telemetry.names import METRICS
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as Family
+
+RUN = "run"
+"""The label that every metric has: what the operator calls the run; empty if there is one only."""
+
+Values = Mapping[tuple[str, ...], float]
+"""Values of one metric, by the values of its labels."""
+
+
+def prometheus() -> Any:
+    """Return the module `prometheus_client`.
+
+    Raises:
+        UnsupportedError: It is not installed.
+    """
+    try:
+        import prometheus_client.core  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise UnsupportedError(
+            "Metrics need prometheus_client, which is not installed.", hint="pip install 'ckptstore[metrics]'"
+        ) from error
+    return prometheus_client
+
+
+def family(name: str, values: Values, *, run: str) -> Family:
+    """Return the values of a gauge or a counter as what a registry collects.
+
+    Args:
+        name: In `METRICS`.
+        values: By its labels.
+        run: What the operator calls the run.
+    """
+    core, metric = prometheus().core, METRICS[name]
+    make = core.CounterMetricFamily if metric.kind == "counter" else core.GaugeMetricFamily
+    made: Family = make(name, metric.help, labels=(RUN, *metric.labels))
+    for labels, value in values.items():
+        made.add_metric((run, *labels), value)  # type: ignore[attr-defined]
+    return made
+
+
+def exposition(families: Iterable[Family]) -> bytes:
+    """Return families in Prometheus' text format."""
+    client, held = prometheus(), list(families)
+    registry: CollectorRegistry = client.CollectorRegistry()
+    registry.register(Collected(lambda: held))
+    text: bytes = client.generate_latest(registry)
+    return text
+
+
+class Collected:
+    """What a registry asks when it is collected.
+
+    Args:
+        families: Returns them as they are now.
+    """
+
+    def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
+        self.collect = families
+
+
+def age(committed_at: str, clock: Clock) -> float:
+    """Return how many seconds ago a record was made; what its clock has before ours counts as now."""
+    return max(0.0, (clock.now() - datetime.fromisoformat(committed_at)).total_seconds())
