@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from blake3 import blake3
 
@@ -114,19 +114,26 @@ class Plan:
         return not (self.retire or self.delete or self.abort or self.gone)
 
 
-@dataclass(slots=True)
 class _Listed:
-    """What was found under `data/`."""
+    """What was found under `data/`, without the objects of what is kept, which may be many.
 
-    stems: dict[Stem, list[ObjectInfo]] = field(default_factory=lambda: defaultdict(list))
-    foreign: list[str] = field(default_factory=list)
+    Args:
+        infos: A listing.
+        spared: Prefixes of which it is enough to know that they are there.
+    """
 
-    def add(self, infos: Iterable[ObjectInfo]) -> None:
+    def __init__(self, infos: Iterable[ObjectInfo], spared: Collection[str]) -> None:
+        self.stems: dict[Stem, list[ObjectInfo]] = defaultdict(list)
+        self.present: set[str] = set()
+        self.foreign: list[str] = []
         for info in infos:
             parsed = parse_data_key(info.key)
             if parsed is None:
                 self.foreign.append(info.key)
-            else:
+                continue
+            prefix = str(parsed.stem)
+            self.present.add(prefix)
+            if prefix not in spared:
                 self.stems[parsed.stem].append(info)
 
 
@@ -151,29 +158,33 @@ def plan_collection(log: RunLog, *, keep: Keep | None = None, grace_seconds: flo
     check_kinds(keep=(keep, Keep))
     store = log.store
     notes: list[str] = []
+    if log.refresh().whole().run == "":  # nothing can be told of what lies there
+        return Plan(store.url, None)
     now = time_of(store, log.clock, log.ids) if grace_seconds else None
-    listed = _Listed()
-    listed.add(store.list(DATA_PREFIX))
+    before = log.fold
+    spared = {each.commit.prefix for each in before.kept} - _prefixes(before, keep)
+    listed = _Listed(store.list(DATA_PREFIX), spared)
     uploads = _uploads(store, notes)
     fold = certain_fold(log)
     retire = tuple(retirable(fold, keep)) if keep else ()
     if grace_seconds and now is None:
         notes.append("The store does not tell its time here: what waits for the grace waits on (--grace 0 does not).")
     ripe = Ripe(log, fold, now, grace_seconds)
-    retired = {**fold.retired, **({} if grace_seconds else {seq: fold.commits[seq].commit.prefix for seq in retire})}
-    sorted_out = _Sorted(log, fold, ripe, {prefix: seq for seq, prefix in retired.items()})
-    kept = {each.commit.prefix for each in fold.kept} - {retired.get(seq) for seq in retire}
+    retired = {prefix: seq for seq, prefix in fold.retired.items()}
+    if not grace_seconds:
+        retired |= {fold.commits[seq].commit.prefix: seq for seq in retire}
+    kept = {each.commit.prefix for each in fold.kept} - retired.keys()
+    sorted_out = _Sorted(log, fold, ripe, retired)
     for stem, infos in listed.stems.items():
         if str(stem) not in kept:
             sorted_out.take(stem, infos)
-    present = {str(stem) for stem in listed.stems}
     return Plan(
         url=store.url,
         run=log.run,
         retire=retire,
         delete=tuple(sorted(sorted_out.delete, key=lambda each: each.key)),
         abort=tuple(_abortable(judged(uploads, fold, now), grace_seconds)),
-        gone=tuple(sorted(seq for seq, prefix in fold.retired.items() if prefix not in present)),
+        gone=tuple(sorted(seq for seq, prefix in fold.retired.items() if prefix not in listed.present)),
         waiting=tuple(sorted(sorted_out.waiting, key=lambda each: each.prefix)),
         foreign=tuple(sorted(listed.foreign)),
         notes=tuple(notes),
@@ -301,6 +312,10 @@ class _Sorted:
             return True
         except IntegrityError:
             return False
+
+
+def _prefixes(fold: Fold, keep: Keep | None) -> set[str]:
+    return {fold.commits[seq].commit.prefix for seq in (retirable(fold, keep) if keep else ())}
 
 
 def keys_under(store: ObjectStore, prefix: str) -> list[ObjectInfo]:

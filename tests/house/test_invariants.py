@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KEPT_LATER = {9, 17}  # borrowing, and the plan of a collection
+KEPT_LATER = {9}  # borrowing
 
 
 def citations(*folders):

@@ -7,11 +7,15 @@ from limited import Limited
 
 from ckptstore.errors import AccessDeniedError
 from ckptstore.maintenance.behaviour import PART_BYTES
+from ckptstore.maintenance.collect import collect, collect_retired, retire_by
+from ckptstore.maintenance.collect_plan import plan_collection
 from ckptstore.maintenance.doctor import Scope, examine
 from ckptstore.maintenance.policy import bucket_policy
+from ckptstore.maintenance.retention import Keep
 from ckptstore.maintenance.uploads import abort, find_uploads
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import RetryOptions, TransferOptions
+from ckptstore.protocol.attempt import begin
 from ckptstore.protocol.catalog import Catalog
 from ckptstore.protocol.claim import Incarnation, claim
 from ckptstore.protocol.log import RunLog
@@ -74,6 +78,34 @@ def test_the_printed_policy_is_enough_for_each_role(limited, url):
             store.delete("log/000000000001.json")
     with pytest.raises(AccessDeniedError):
         trainer.put("elsewhere/x", b"")
+
+
+def test_the_printed_policy_is_enough_to_collect_and_a_trainer_only_retires(limited, url):
+    limited.set_policy(bucket_policy(url, ROLES))
+    trainer = opened(limited, url, "trainer")
+    log, job = RunLog.create(trainer), Incarnation.new(job="gpt")
+    for name in "abcd":
+        simulated.save(log, job, name)
+    simulated.upload(trainer, begin(log, job, checkpoint_id="lost", world_size=1), 0)
+    lost = begin(log, Incarnation.new(job="gpt"), checkpoint_id="x", world_size=1).stem.shard_key(0)
+    key = f"{url.partition(limited.bucket)[2][1:]}/{lost}"
+    limited.client().create_multipart_upload(Bucket=limited.bucket, Key=key)
+    claim(log, Incarnation.new(job="gpt"))
+
+    assert retire_by(log, Keep(last=3), term=log.fold.term) == [1]
+    report = collect_retired(log, now=None, grace_seconds=0)
+    assert (report.is_denied, report.deleted, report.collected) == (True, [], [])
+
+    collector = RunLog.open(opened(limited, url, "collector"))
+    keep = Keep(last=2)
+    shown = plan_collection(collector, keep=keep)  # whose grace needs the store's time
+    assert (shown.notes, len(shown.waiting)) == ((), 2)
+    digest = plan_collection(collector, keep=keep, grace_seconds=0).digest
+    report = collect(collector, digest=digest, keep=keep, grace_seconds=0)
+    assert (report.failed, report.retired, report.collected) == ({}, [2], [1, 2])
+    assert [each.key for each in report.aborted] == [lost]
+    assert plan_collection(collector, keep=keep, grace_seconds=0).is_empty
+    assert all(each.ok for each in Catalog(collector).verify_kept(level="full"))
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -175,6 +175,11 @@ def test_a_number_of_seconds_must_pass(kept, value):
         {"best": ("loss", "min", 0)},
         {"best": ("loss", "min")},
         {"best": "loss"},
+        {"hourly": 0},
+        {"daily": 1.5},
+        {"tags": ()},
+        {"tags": ("",)},
+        {"tags": {"a": 1}},
     ],
     ids=repr,
 )
@@ -183,8 +188,8 @@ def test_a_rule_of_what_to_keep_that_says_nothing_is_refused(parts):
         Keep(**parts)
 
 
-def test_what_to_keep_is_recorded_with_each_save_and_deletes_nothing(tiny, tmp_path):
-    keep = Keep(last=1, best=("val_loss", "min", 2), every=100)
+def test_what_to_keep_is_recorded_with_each_save(tiny, tmp_path):
+    keep = Keep(last=3, best=("val_loss", "min", 2), every=100, hourly=1, tags=["b", "a"])
     with Checkpointer(tmp_path, tiny.state, keep=keep) as checkpointer:
         for _ in range(3):
             tiny.step()
@@ -193,7 +198,7 @@ def test_what_to_keep_is_recorded_with_each_save_and_deletes_nothing(tiny, tmp_p
     assert [each.global_step for each in found] == [3, 2, 1]
     assert {each.checkpoint_id: dict(each.metrics) for each in found}["step-2"] == {"val_loss": 2.5}
     said = [each.commit.training_state["keep"] for each in found]
-    assert said == [{"last": 1, "best": ["val_loss", "min", 2], "every": 100}] * 3
+    assert said == [{"last": 3, "best": ["val_loss", "min", 2], "every": 100, "hourly": 1, "tags": ["a", "b"]}] * 3
 
 
 @pytest.mark.parametrize("option", ["keep", "matrix", "tolerances", "state"])

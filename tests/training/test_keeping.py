@@ -1,0 +1,239 @@
+"""What a job lets go of while it trains, and what it holds until it has committed."""
+
+import itertools
+import logging
+import threading
+
+import pytest
+from odd_stores import Denies
+from stoppable import Tiny
+
+from ckptstore import CheckpointStore
+from ckptstore.errors import FencedError, InvalidInputError
+from ckptstore.events import Deleted, Retired
+from ckptstore.maintenance import retention
+from ckptstore.objectstore.urls import open_store
+from ckptstore.options import LogOptions
+from ckptstore.protocol.claim import Incarnation, claim
+from ckptstore.protocol.log import RunLog
+from ckptstore.training import Checkpointer, Keep, KeepFailed, keeping
+from ckptstore.training import asked as asking
+
+_runs = itertools.count()
+
+
+@pytest.fixture
+def url():
+    return f"memory://keeping-{next(_runs)}"
+
+
+def steps(url):
+    return [each.global_step for each in CheckpointStore.open(url).checkpoints()]
+
+
+def pins(url):
+    found = CheckpointStore.open(url).checkpoints(include_set_aside=True)
+    return {each.global_step: [pin.holder for pin in each.committed.pins] for each in found if each.committed.pins}
+
+
+def names(url):
+    return {info.key.split("/")[2].split(".t0")[0] for info in open_store(url).list("data/")}
+
+
+def kinds(url):
+    return [entry.record.KIND for entry in CheckpointStore.open(url).records()]
+
+
+def trained(url, saves, *, resumes=False, source=None, **options):
+    """Train and save, as one start of a job does; return what was told."""
+    events = []
+    tiny = Tiny()
+    options = {"proof_steps": 0, "background": False, **options}
+    with Checkpointer(url, tiny.state, observer=events.append, **options) as checkpointer:
+        if resumes:
+            checkpointer.resume(source=source)
+        for loss in saves:
+            tiny.step()
+            checkpointer.save(metrics={"loss": loss})
+    return events
+
+
+def test_it_is_the_keep_of_collections():
+    assert Keep is retention.Keep
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_after_each_commit_the_rest_is_retired_and_deleted_at_the_end_too(url, background):
+    keep = Keep(last=2, best=("loss", "min", 1))
+    events = trained(url, [3.0, 1.0, 2.0, 5.0, 4.0, 6.0], keep=keep, keep_grace_seconds=0, background=background)
+    assert steps(url) == [6, 5, 2]
+    assert names(url) == {"step-2", "step-5", "step-6"}
+    retired = [event for event in events if isinstance(event, Retired)]
+    assert sorted(seq for event in retired for seq in event.seqs) == sorted(
+        seq
+        for entry in CheckpointStore.open(url).records()
+        if entry.record.KIND == "RETIRE"
+        for seq in entry.record.seqs
+    )
+    assert {event.reason for event in retired} == {"keep last 2, best loss min 1"}
+    assert any(isinstance(event, Deleted) for event in events)
+    assert {entry.record.term for entry in CheckpointStore.open(url).records() if entry.record.KIND == "RETIRE"} == {1}
+
+
+def test_what_is_retired_stays_for_an_hour_unless_it_is_asked_otherwise(url):
+    trained(url, [1.0] * 5, keep=Keep(last=2))
+    assert steps(url) == [5, 4]
+    assert names(url) == {f"step-{step}" for step in range(1, 6)}
+    trained(url, [1.0], resumes=True, keep=Keep(last=2), keep_grace_seconds=0)
+    assert names(url) == {"step-6", "step-5"}
+
+
+def test_without_a_policy_nothing_is_let_go_of(url):
+    trained(url, [1.0] * 4)
+    assert kinds(url) == ["CLAIM"] + ["COMMIT"] * 4
+
+
+def test_a_grace_is_a_length_of_time(url):
+    with pytest.raises(InvalidInputError, match="grace"):
+        Checkpointer(url, Tiny().state, keep_grace_seconds=-1)
+
+
+def test_a_fenced_job_lets_go_of_nothing_and_says_so_once(url, caplog):  # I3
+    tiny, events = Tiny(), []
+    with Checkpointer(
+        url, tiny.state, keep=Keep(last=2), observer=events.append, background=False, proof_steps=0
+    ) as checkpointer:
+        for _ in range(2):
+            tiny.step()
+            checkpointer.save()
+        checkpointer._keeping.end()
+        claim(RunLog.create(open_store(url)), Incarnation.new(job="other"))
+        for _ in range(2):
+            checkpointer._keeping._begun = -1
+            checkpointer._keeping.saved(None, seq=2)
+            checkpointer._keeping.end()
+        tiny.step()
+        with pytest.raises(FencedError):
+            checkpointer.save()
+    assert steps(url) == [2, 1]
+    assert len([event for event in events if isinstance(event, KeepFailed)]) == 1
+
+
+def test_where_the_job_may_not_delete_it_says_once_who_is_to_do_it(url, monkeypatch, caplog):
+    def limited(url, **named):
+        return Denies(open_store(url), "delete")
+
+    monkeypatch.setattr(keeping, "open_root", limited)
+    with caplog.at_level(logging.WARNING, "ckptstore.training"):
+        events = trained(url, [1.0] * 6, keep=Keep(last=2), keep_grace_seconds=0)
+    assert steps(url) == [6, 5]  # retired is retired
+    assert names(url) == {f"step-{step}" for step in range(1, 7)}
+    said = [event.reason for event in events if isinstance(event, KeepFailed)]
+    assert len(said) == 1
+    assert "ckptstore gc" in said[0]
+    assert len([record for record in caplog.records if "ckptstore gc" in record.message]) == 1
+
+
+def test_a_store_that_hangs_holds_up_neither_the_training_nor_its_end(url, monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(keeping, "LAST_SECONDS", 0.1)
+
+    def slow(*given, **named):
+        gate.wait(30)
+        return open_store(given[0])
+
+    monkeypatch.setattr(keeping, "open_root", slow)
+    events = trained(url, [1.0] * 6, keep=Keep(last=2))
+    assert steps(url) == [6, 5, 4, 3, 2, 1]
+    assert [event.reason for event in events if isinstance(event, KeepFailed)] == [
+        "what is retired was not deleted in time; the next commit goes on"
+    ]
+    thread = next(each for each in threading.enumerate() if each.name == "ckptstore-keep")
+    gate.set()
+    thread.join(30)
+    assert steps(url) == [6, 5]
+
+
+def test_whatever_is_raised_is_told_and_the_training_goes_on(url, monkeypatch):
+    def broken(*given, **named):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(keeping, "retire_by", broken)
+    events = trained(url, [1.0] * 3, keep=Keep(last=2))
+    assert {event.reason for event in events if isinstance(event, KeepFailed)} == {"no"}
+    assert steps(url) == [3, 2, 1]
+
+
+# -- what it goes on from
+
+
+def test_what_was_resumed_is_pinned_until_the_job_has_committed(url):  # I14
+    trained(url, [1.0] * 3)
+    trained(url, [], resumes=True)
+    assert pins(url) == {3: ["resume"]}
+    trained(url, [1.0] * 2)  # another job, which resumed nothing
+    assert CheckpointStore.open(url).retire_by(Keep(last=2)) == [1, 2]
+    assert steps(url) == [2, 1, 3]
+    trained(url, [1.0], resumes=True)
+    assert pins(url) == {}
+    assert CheckpointStore.open(url).retire_by(Keep(last=2)) == [3, 5]
+    assert steps(url) == [3, 2]
+
+
+def test_the_pin_of_a_dead_job_goes_where_the_next_one_resumes(url):
+    trained(url, [1.0] * 3)
+    trained(url, [], resumes=True)
+    trained(url, [1.0] * 2)
+    trained(url, [], resumes=True)
+    assert list(pins(url).values()) == [["resume"]]
+    newest = CheckpointStore.open(url).latest()
+    assert [pin.holder for pin in newest.committed.pins] == ["resume"]
+
+
+def test_another_s_pins_stay(url):
+    trained(url, [1.0] * 3)
+    CheckpointStore.open(url).pin("step-3", holder="eval")
+    trained(url, [1.0], resumes=True)
+    assert pins(url) == {3: ["eval"]}
+
+
+def test_what_another_run_begins_from_is_pinned_there_until_it_has_committed(url):
+    source = f"{url}-source"
+    trained(source, [1.0] * 3)
+    trained(url, [], resumes=True, source=source)
+    assert pins(source) == {3: [f"resume of {url}"]}
+    trained(source, [1.0] * 2)
+    CheckpointStore.open(source).retire_by(Keep(last=1))
+    assert steps(source) == [2, 1, 3]
+    before = {info.key for info in open_store(source).list("data/")}
+    trained(url, [1.0] * 4, resumes=True, source=source, keep=Keep(last=2), keep_grace_seconds=0)
+    assert pins(source) == {}
+    assert {info.key for info in open_store(source).list("data/")} == before  # another run's data are never touched
+
+
+def test_a_source_that_may_only_be_read_is_begun_from_and_it_is_told_that_nothing_holds_it(url, monkeypatch):
+    source = f"{url}-source"
+    trained(source, [1.0] * 3)
+    real = CheckpointStore.pin
+
+    def pin(self, *given, **named):
+        if self.url == source:
+            self._log.store = Denies(self._log.store, "create")
+        return real(self, *given, **named)
+
+    monkeypatch.setattr(CheckpointStore, "pin", pin)
+    events = trained(url, [1.0], resumes=True, source=source)
+    (told,) = [event.reason for event in events if isinstance(event, KeepFailed)]
+    assert "could not be pinned" in told
+    assert "step-3@3" in told
+    assert steps(url) == [4]
+
+
+def test_a_promise_of_a_single_writer_holds_for_what_is_let_go_of_too(tmp_path):
+    root = str(tmp_path / "run")
+    options = {"engine": "fsspec", "log": LogOptions(assume_single_writer=True)}
+    events = trained(root, [1.0] * 4, keep=Keep(last=2), keep_grace_seconds=0, **options)
+    events += trained(root, [1.0], resumes=True, keep=Keep(last=2), keep_grace_seconds=0, **options)
+    assert [event for event in events if isinstance(event, KeepFailed)] == []
+    assert steps(root) == [5, 4]
+    assert asking.Asked(root).log is None
