@@ -34,6 +34,7 @@ from ckptstore.protocol.claim import Incarnation, check_not_fenced
 from ckptstore.protocol.coverage import covers
 from ckptstore.protocol.fold import Committed, Fold
 from ckptstore.protocol.log import Outcome, RunLog, create_once
+from ckptstore.protocol.reading import advance
 
 LISTING_SECONDS = 5.0
 """How long a shard that the listing lacks is looked for by name: a network file system may list late."""
@@ -75,7 +76,7 @@ def commit(  # noqa: PLR0913  (what every rank handed in, and how to store it)
     If killed: data under a private prefix, and the commit stands in the log or not. With it, everything is there (I4).
     """
     options = options or TransferOptions()
-    with _in_doubt(incarnation, str(attempt.stem)):
+    with _in_doubt(log, incarnation, attempt):
         if incarnation.fenced and log.refresh().committed_at(str(attempt.stem)) is None:
             incarnation.check()  # else it landed before the fence did: say so (I5)
         if attempt.run != log.run:
@@ -103,9 +104,12 @@ def commit(  # noqa: PLR0913  (what every rank handed in, and how to store it)
 
 
 @contextlib.contextmanager
-def _in_doubt(incarnation: Incarnation, prefix: str) -> Iterator[None]:
+def _in_doubt(log: RunLog, incarnation: Incarnation, attempt: Attempt) -> Iterator[None]:
     """Let an attempt stay unknown, once it was, until the log decides: its earlier request may still land (I5)."""
+    prefix = str(attempt.stem)
     try:
+        if prefix in incarnation.doubted:
+            _ask_the_log(log, incarnation, attempt)
         yield
     except (FencedError, SupersededError):
         raise
@@ -120,6 +124,14 @@ def _in_doubt(incarnation: Incarnation, prefix: str) -> Iterator[None]:
             hint="Delete nothing. Commit this attempt again, or save again: the next append decides.",
             prefix=prefix,
         ) from error
+
+
+def _ask_the_log(log: RunLog, incarnation: Incarnation, attempt: Attempt) -> None:
+    """Raise what the log says, if it says no by now: then the data may have been collected since (I7)."""
+    fold = advance(log.store, log.fold, log.clock)  # a look: what the append meets itself, it writes the hint of
+    if _standing(fold, str(attempt.stem)) is None:
+        nothing = attempt.record(shards=ShardTotals(0, 0), parts=(), documents=None, software={})
+        decide_commit(fold, incarnation, nothing)
 
 
 def append_commit(
@@ -145,16 +157,21 @@ def append_commit(
         return isinstance(found, Commit) and found.prefix == record.prefix
 
     appended = log.append(decide, same=same)
-    seq = log.fold.committed_at(record.prefix)
-    if seq is None:
+    committed = _standing(log.fold, record.prefix)
+    if committed is None:
         raise IntegrityError(
             f"The commit of {record.prefix} was appended, and the log does not hold it as valid.",
             hint="Run `ckptstore log URL`.",
             prefix=record.prefix,
         )
-    if seq not in log.fold.commits:
-        raise SupersededError(f"{record.prefix} was committed in slot {seq} and has been retired since.", seq=seq)
-    return log.fold.commits[seq], appended.body if appended else None
+    return committed, appended.body if appended else None
+
+
+def _standing(fold: Fold, prefix: str) -> Committed | None:
+    seq = fold.committed_at(prefix)
+    if seq is not None and seq not in fold.commits:
+        raise SupersededError(f"{prefix} was committed in slot {seq} and has been retired since.", seq=seq)
+    return None if seq is None else fold.commits[seq]
 
 
 def decide_commit(fold: Fold, incarnation: Incarnation, record: Commit) -> Commit | None:

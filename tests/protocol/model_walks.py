@@ -6,6 +6,7 @@ import contextlib
 import random
 
 from benchmarks.commit_model import records as model
+from benchmarks.commit_model.collectors import plan_of
 from benchmarks.commit_model.explore import successors
 from benchmarks.commit_model.state import Budget, Setting, Writer
 from benchmarks.commit_model.state import first as first_state
@@ -20,7 +21,7 @@ from ckptstore.errors import (
     UnavailableError,
 )
 from ckptstore.format.codec import PartRef
-from ckptstore.format.layout import Stem, parse_slot
+from ckptstore.format.layout import Stem, parse_data_key, parse_slot
 from ckptstore.format.records import (
     Claim,
     Collected,
@@ -33,6 +34,8 @@ from ckptstore.format.records import (
     Unpin,
     Verified,
 )
+from ckptstore.maintenance.collect import collect
+from ckptstore.maintenance.collect_plan import plan_collection
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.options import LogOptions
 from ckptstore.protocol.attempt import begin
@@ -393,6 +396,25 @@ class Walk:
         self.seen.append(steps[0].label)
         self.state = steps[0].state
 
+    def collect(self):
+        """Let both collect what is retired and what can never commit: they plan the same and leave the same."""
+        right = plan_of(self.state, (), SETTING)
+        log = RunLog.create(self.store, clock=ManualClock(), ids=CountedIds("f"))
+        plan = plan_collection(log, grace_seconds=0)
+        stems = {parse_data_key(each.key).stem for each in plan.delete}
+        assert {self._attempt(stem) for stem in stems} == {attempt for attempt, _ in right.delete}, self.seen[-12:]
+        report = collect(log, digest=plan.digest, grace_seconds=0)
+        assert sorted(report.collected) == list(right.gone)
+        state = self.state._replace(objects=self.state.objects - {*right.delete})
+        if right.gone:
+            state = state._replace(log=state.log.append(model.Record("COLLECTED", 100, seqs=right.gone)))
+            state = state._replace(net=frozenset(request for request in state.net if request[0] >= state.log.end))
+        self.state = state
+        self.compare()
+
+    def _attempt(self, stem):
+        return model.Attempt(stem.term, stem.attempt, self.owners[str(stem)])
+
     def compare(self):
         """See that a reader finds the model's log, and the model's orphans."""
         log = RunLog.open(self.store, clock=ManualClock())
@@ -405,10 +427,7 @@ class Walk:
         assert (newest.seq if newest else None) == (fold.newest.seq if fold.newest else None)
         committed = {each.attempt for each in fold.kept} | {attempt for _, attempt in fold.retired}
         uncommitted = {attempt for attempt, _ in self.state.objects} - committed
-        states = {
-            model.Attempt(each.stem.term, each.stem.attempt, self.owners[str(each.stem)]): each.state
-            for each in Catalog(log).in_progress()
-        }
+        states = {self._attempt(each.stem): each.state for each in Catalog(log).in_progress()}
         assert states == {
             attempt: "dead" if fold.is_orphan(attempt, frozenset()) else "in progress" for attempt in uncommitted
         }

@@ -438,6 +438,26 @@ def test_an_attempt_of_unknown_outcome_that_is_refused_when_it_is_committed_agai
     assert commit(job.log, incarnation, attempt, shards).seq == 2
 
 
+def test_an_attempt_of_unknown_outcome_that_was_collected_since_is_superseded():
+    """I7: its data are gone, and the log says why."""
+    how = []
+    store = FaultyStore(MemoryStore(), silent_after_put(how))
+    job = Job(store, options=LogOptions(deadline_seconds=5))
+    job.save("a")
+    attempt, shards = begun(job, "b")
+    how.append(Fault.LATE)
+    with pytest.raises(CommitUnknownError):
+        commit(job.log, job.incarnation, attempt, shards)
+    how.clear()
+    job.save("c")
+    for info in list(store.inner.list("data/")):
+        if str(attempt.stem) in info.key:
+            store.inner.delete(info.key)
+    with pytest.raises(SupersededError):
+        commit(job.log, job.incarnation, attempt, shards)
+    assert [each.commit.checkpoint_id for each in opened(store).checkpoints()] == ["a", "c"]
+
+
 def test_an_attempt_below_a_committed_one_is_superseded():
     """I7: a collector may have taken it for an orphan since."""
     job = Job(MemoryStore())
