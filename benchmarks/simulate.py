@@ -75,13 +75,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed. [0]")
     parser.add_argument("--processes", type=count, default=2, help="that play at once. [2]")
     parser.add_argument("--results", type=Path, metavar="FOLDER", help="instead of benchmarks/results")
+    parser.add_argument("--histories-only", action="store_true", help="no enumerations and no weakened protocols")
     given = parser.parse_args(argv)
+    names, weakened = (0, 0) if given.histories_only else (None, len(WEAKENED))
     began = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
         total = _simulated(pool.imap_unordered(summed, _batches(given.first, given.seeds)), given.seeds)
         wall = time.monotonic() - began
-        enumerated = dict(pool.imap_unordered(enumerated_plays, enumerations()))
-        mutants = pool.map(caught, range(len(WEAKENED)), chunksize=1)
+        enumerated = dict(pool.imap_unordered(enumerated_plays, [*enumerations()][:names]))
+        mutants = pool.map(caught, range(weakened), chunksize=1)
     about = {
         "seeds": total.seeds,
         "first_seed": given.first,

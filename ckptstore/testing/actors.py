@@ -106,7 +106,7 @@ class Trainer:
         self.log = process.created()
         self.incarnation = Incarnation(process.ids.nonce(), job=process.job, host=process.name)
         self.held: int | None = None
-        self.in_doubt: list[tuple[Attempt, list[StoredShard]]] = []
+        self.in_doubt: list[tuple[Attempt, list[StoredShard], Incarnation]] = []
         self.pickled: list[bytes] = []
 
     def resume(self) -> None:
@@ -131,17 +131,17 @@ class Trainer:
         except CkptStoreError:
             self.watch.told_failed(str(attempt.stem))
             raise
-        self.commit(attempt, shards)
+        self.commit(attempt, shards, self.incarnation)
 
-    def commit(self, attempt: Attempt, shards: Sequence[StoredShard]) -> None:
-        """Commit, and tell what became of it."""
+    def commit(self, attempt: Attempt, shards: Sequence[StoredShard], incarnation: Incarnation) -> None:
+        """Commit as the incarnation that began the attempt, which knows of doubts, and tell what became of it."""
         prefix = str(attempt.stem)
         for _ in range(TRIES):
             try:
-                done = commit(self.log, self.incarnation, attempt, shards, options=OPTIONS)
+                done = commit(self.log, incarnation, attempt, shards, options=OPTIONS)
             except CommitUnknownError:
                 if self.chance.random() < 0.7:  # noqa: PLR2004
-                    self.in_doubt.append((attempt, [*shards]))
+                    self.in_doubt.append((attempt, [*shards], incarnation))
                     raise
             except CkptStoreError:
                 self.watch.told_failed(prefix)

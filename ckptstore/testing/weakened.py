@@ -255,7 +255,7 @@ class Weakened:
         """What it is called, and by whom it is caught."""
         return f"{self.weaken.__name__}, {self.enumeration or 'simulation'}"
 
-    def caught(self, seeds: range = range(200)) -> str | None:
+    def caught(self, seeds: range = range(80)) -> str | None:
         """Return what caught it: the seed, or the place in the enumeration; None if nothing did."""
         with weakened(self.weaken):
             if self.enumeration is not None:
@@ -291,7 +291,6 @@ WEAKENED = (
     Weakened(no_read_back, "I5"),
     Weakened(clean_up_on_time_out, "I7"),
     Weakened(no_fence, "I3"),
-    Weakened(no_supersede, "I7"),
     Weakened(no_revalidate, "I3"),
     Weakened(a_claim_per_writer, "I15"),
     Weakened(records_deleted, "I1"),

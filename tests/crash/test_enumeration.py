@@ -1,4 +1,4 @@
-"""Each fault at each store call of small histories: the protocol stands. Weakened ones: see `test_weakened.py`."""
+"""Each fault at each store call of small histories: the protocol stands, and weakened ones are caught."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from ckptstore.objectstore.local import LocalStore
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.testing.enumeration import enumerations
+from ckptstore.testing.weakened import WEAKENED
 
 
 @pytest.mark.parametrize("name", enumerations())
@@ -23,3 +24,9 @@ def test_files_pass_the_same_enumerations(name, tmp_path):
     """I1, I2, I3, I4, I5, I6, I7, I11, I16."""
     numbers = itertools.count()
     assert list(enumerations()[name](lambda: LocalStore(str(tmp_path / f"{next(numbers)}")))) == []
+
+
+@pytest.mark.parametrize("weakened", [each for each in WEAKENED if each.enumeration], ids=lambda each: each.name)
+def test_the_same_enumeration_catches_each_weakened_protocol(weakened):
+    """By the invariant that it breaks."""
+    assert weakened.caught() is not None
