@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STORE  ?= file
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test lint slow table bench scale soak chaos model simulate clean
+.PHONY: help demo test lint slow table bench scale soak chaos drills model simulate clean
 
 help:
 	@sed -n 's/^##//p' $(MAKEFILE_LIST)
@@ -80,6 +80,10 @@ soak: $(VENV)/.bench
 ## make chaos          kill the plain example at every file event of its saves, one process and two ranks: an hour on two cores
 chaos: $(VENV)/.ready
 	$(BIN)/python -m benchmarks chaos
+
+## make drills         every drill on files and on four servers; the table is benchmarks/results/DRILLS.md
+drills: $(VENV)/.ready
+	$(BIN)/python -m benchmarks drills
 
 ## make model          explore a bounded model of the commit protocol, state by state: some minutes on one core
 model: $(VENV)/.ready

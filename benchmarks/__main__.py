@@ -20,6 +20,7 @@ NAMES = (
     "soak",
     "endurance",
     "chaos",
+    "drills",
     "model",
     "simulate",
     "faults",

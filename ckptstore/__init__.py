@@ -35,6 +35,7 @@ from ckptstore.protocol.catalog import Uncommitted
 from ckptstore.protocol.fold import Committed, Ignored, Reign
 from ckptstore.protocol.log import Entry
 from ckptstore.protocol.verify import Finding, Verdict
+from ckptstore.signing import Signing
 from ckptstore.store import CheckpointStore
 
 __version__ = "0.1.0"
@@ -67,6 +68,7 @@ __all__ = [
     "ResumeError",
     "RetryOptions",
     "Scrub",
+    "Signing",
     "StalledError",
     "SupersededError",
     "TransferOptions",

@@ -22,6 +22,7 @@ from ckptstore.options import TransferOptions
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.parts import load_documents, load_parts
 from ckptstore.protocol.traces import read_trace
+from ckptstore.signing import Signing
 from ckptstore.transfer.assemble import box_of, read_bytes, whole
 
 _PLACES = "Checkpoint.read gives a tensor, storage_writers.load what DCP saved."
@@ -50,8 +51,15 @@ class Key:
 class Checkpoint:
     """One committed moment of a run. Got from a `CheckpointStore`, never made by hand."""
 
-    def __init__(self, store: ObjectStore, committed: Committed, transfer: TransferOptions) -> None:
-        self._store, self._transfer = store, transfer
+    def __init__(
+        self,
+        store: ObjectStore,
+        committed: Committed,
+        transfer: TransferOptions,
+        *,
+        signing: Signing | None = None,
+    ) -> None:
+        self._store, self._transfer, self._signing = store, transfer, signing
         self.committed = committed
 
     @property
@@ -103,11 +111,12 @@ class Checkpoint:
         """Return what the run did right after it, as JSON; None if that was never stored. Asks the store each time.
 
         Raises:
-            IntegrityError: It is damaged, or is another checkpoint's: no trace. The checkpoint is none the worse.
+            IntegrityError: It is damaged, not signed as it must be, or another checkpoint's: no trace. The checkpoint
+                is none the worse.
             UnsupportedError: A newer version wrote it.
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
-        return read_trace(self._store, self.committed)
+        return read_trace(self._store, self.committed, signing=self._signing)
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.checkpoint_id!r}, seq={self.seq}, step={self.global_step})"

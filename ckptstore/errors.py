@@ -70,6 +70,11 @@ class CkptStoreError(Exception):
         return _rebuild, (type(self), self.message, self.hint, self.facts)
 
 
+def safe_text(error: BaseException) -> str:
+    """Return what an event may say of an error: of one that is not ours its type alone, whose text may hold secrets."""
+    return str(error) if isinstance(error, CkptStoreError) else type(error).__name__
+
+
 def _rebuild(kind: type[CkptStoreError], message: str, hint: str, facts: dict[str, Fact]) -> CkptStoreError:
     error = kind(message, hint=hint)
     error.facts = facts

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from ckptstore.errors import InvalidInputError
+from ckptstore.signing import Signing
 from ckptstore.units import MIB
 
 MIN_PART_BYTES = 5 * MIB
@@ -72,21 +73,27 @@ def check_kinds(**values: tuple[object, type]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How records are appended.
+    """How records are appended, and whose are believed.
 
     Args:
         deadline_seconds: How long one append goes on before its outcome is called unknown.
         request_pause_seconds: The first pause between two tries; it doubles, with full jitter, up to 5 seconds.
         assume_single_writer: The user's promise that one process at a time appends. Fencing does not hold then.
+        signing: Who signs what is appended, and whose signature a record must have. Pickled with its private key.
     """
 
     deadline_seconds: float = 120.0
     request_pause_seconds: float = 0.05
     assume_single_writer: bool = False
+    signing: Signing | None = None
 
     def __post_init__(self) -> None:
         check_seconds(deadline_seconds=self.deadline_seconds, request_pause_seconds=self.request_pause_seconds)
         check_flags(assume_single_writer=self.assume_single_writer)
+        if not isinstance(self.signing, Signing | None):  # its value is not shown: it may be a key
+            raise InvalidInputError(
+                "signing must be Signing.", hint="Pass signing=Signing.read(...).", option="signing"
+            )
 
 
 @dataclass(frozen=True, slots=True)

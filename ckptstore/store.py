@@ -21,6 +21,7 @@ from ckptstore.protocol.shares import Share
 from ckptstore.protocol.traces import write_trace
 from ckptstore.protocol.verify import Level, Progress, Verdict, readable_records, unwatched
 from ckptstore.retiring import Retiring
+from ckptstore.signing import Signing
 
 
 class CheckpointStore(Retiring):
@@ -48,7 +49,7 @@ class CheckpointStore(Retiring):
             engine: What moves the bytes, where a scheme has several.
             storage_options: Credentials, endpoint, region, by s3fs's and gcsfs's usual names.
             transfer: How bytes are moved.
-            log: How records are appended, by `pin`, `rollback` and the like.
+            log: How records are appended, by `pin`, `rollback` and the like, and who must have signed them.
             observer: Told of records that were ignored and tails that were lost.
 
         Raises:
@@ -73,17 +74,19 @@ class CheckpointStore(Retiring):
         *,
         engine: str | None = None,
         storage_options: Mapping[str, object] | None = None,
+        signing: Signing | None = None,
     ) -> Iterator[Entry]:
         """Yield the records of a log that may be damaged, up to the last one before the damage.
 
-        For people, after `open` has raised: nothing may be decided by a log that is not whole.
+        For people, after `open` has raised: nothing may be decided by a log that is not whole. One not signed as
+        `signing` says is damage.
 
         Raises:
             InvalidInputError: The URL or an option is wrong.
             UnsupportedError: The run is of a newer version.
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
-        return readable_records(open_store(url, engine=engine, storage_options=storage_options))
+        return readable_records(open_store(url, engine=engine, storage_options=storage_options), signing=signing)
 
     @property
     def url(self) -> str:
@@ -365,4 +368,4 @@ class CheckpointStore(Retiring):
         return checkpoint if isinstance(checkpoint, Checkpoint) else self.get(checkpoint)
 
     def _checkpoint(self, committed: Committed) -> Checkpoint:
-        return Checkpoint(self._store, committed, self._transfer)
+        return Checkpoint(self._store, committed, self._transfer, signing=self._log.options.signing)

@@ -20,7 +20,7 @@ from ckptstore.clock import IdSource, SystemIds
 from ckptstore.errors import CkptStoreError, IncompatibleStateError, InvalidInputError, NotFoundError
 from ckptstore.events import Loaded, Observer, PassedOver, silent, tell
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.options import TransferOptions, check_flags, check_seconds
+from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.catalog import Catalog, check_asked
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
@@ -143,6 +143,7 @@ class CkptStoreReader(StorageReader):
         engine: What moves the bytes, where a scheme has several: `obstore` or `s3fs` for `s3://`.
         storage_options: Of the store's engine.
         transfer: How bytes are moved.
+        log: Who must have signed the run's records, in `signing`.
         agree_timeout_seconds: How long a rank that does not come is waited for.
         observer: Hears of the load, and of what is newer than the newest checkpoint and why that is not loaded; for
             this one rank lists all data of the run.
@@ -167,13 +168,16 @@ class CkptStoreReader(StorageReader):
         engine: str | None = None,
         storage_options: Mapping[str, object] | None = None,
         transfer: TransferOptions | None = None,
+        log: LogOptions | None = None,
         agree_timeout_seconds: float = 60.0,
         observer: Observer = silent,
     ) -> None:
         check_seconds(agree_timeout_seconds=agree_timeout_seconds)
         check_flags(allow_missing=allow_missing, allow_unexpected=allow_unexpected, allow_cast=allow_cast)
         check_flags(allow_pickle=allow_pickle, verify_first=verify_first)
+        check_kinds(log=(log, LogOptions))
         check_asked(checkpoint_id, step, seq)
+        self._log_options = log or LogOptions()
         self._transfer = transfer or TransferOptions()
         self._store = open_root(url, engine=engine, storage_options=storage_options, transfer=self._transfer)
         self._only = None if only is None else _checked_prefixes(only)
@@ -205,7 +209,7 @@ class CkptStoreReader(StorageReader):
         load.begin()
         load.begun = True
         try:
-            log = RunLog.open(self._store, observer=self._observer)
+            log = RunLog.open(self._store, options=self._log_options, observer=self._observer)
             load.run, load.catalog = log.run, Catalog(log)
             load.chosen = self._choose(load.catalog)
             parts = load_parts(self._store, load.chosen)

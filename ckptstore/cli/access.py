@@ -1,4 +1,4 @@
-"""How the store is reached: the URL, and `--engine` and `--option`, which belong to no command and may stand anywhere.
+"""How the store is reached: the URL, and `--engine`, `--option` and `--require-signature`, which may stand anywhere.
 
 What was said is also what hints say: a command that they tell to run names the run that this one was about.
 """
@@ -17,9 +17,10 @@ import typer
 
 from ckptstore.errors import InvalidInputError
 from ckptstore.options import LogOptions, TransferOptions
+from ckptstore.signing import KEY_FILE_VARIABLE, TRUSTED_VARIABLE, Signing
 from ckptstore.store import CheckpointStore
 
-NAMES = ("--engine", "--option", "-o")
+NAMES = ("--engine", "--option", "-o", "--require-signature", "--signed-from")
 
 # fmt: off
 SHOWN_OPTIONS = (
@@ -49,6 +50,18 @@ Option = Annotated[
         "Secrets belong in the environment.",
     ),
 ]
+RequireSignature = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--require-signature",
+        metavar="KEYFILE",
+        help="A public Ed25519 key, as often as needed: every record must be signed by one of them. "
+        f"Also from {TRUSTED_VARIABLE}. {KEY_FILE_VARIABLE} names the private key that signs what a command appends.",
+    ),
+]
+SignedFrom = Annotated[
+    int | None, typer.Option("--signed-from", metavar="SEQ", help="The first signed slot of a run that began without.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +72,25 @@ class Access:
     storage_options: dict[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     url: str | None = None
+    required: tuple[str, ...] = ()
+    signing: Signing | None = None
 
 
 _said = Access()
 
 
-def keep(engine: str | None, options: Sequence[str]) -> None:
+def keep(
+    engine: str | None,
+    options: Sequence[str],
+    *,
+    require_signature: Sequence[str] = (),
+    signed_from: int | None = None,
+) -> None:
     """Keep what was said, for the one command of this process.
 
     Raises:
-        InvalidInputError: An option is not NAME=VALUE, or is said twice.
+        InvalidInputError: An option is not NAME=VALUE, or is said twice; a key cannot be read.
+        UnsupportedError: Signatures need a package that is not installed.
     """
     global _said  # noqa: PLW0603  (a command is a process)
     nested: dict[str, Any] = {}
@@ -87,7 +109,14 @@ def keep(engine: str | None, options: Sequence[str]) -> None:
         if last in place:
             raise InvalidInputError(f"--option {name} is said twice.", hint="Say it once.")
         place[last] = _value(last, value)
-    _said = Access(engine, nested, tuple(options))
+    signing = Signing.from_environment(trusted=require_signature, signed_from=signed_from or 0)
+    _said = Access(engine, nested, tuple(options), required=tuple(require_signature), signing=signing)
+
+
+def forget() -> None:
+    """Let go of what an earlier command of this process was told."""
+    global _said  # noqa: PLW0603  (as above)
+    _said = Access()
 
 
 def keep_url(url: str) -> str:
@@ -112,6 +141,8 @@ def pointed(hint: str) -> str:
         return hint
     words = [url if url[0] != "-" else f"./{url}"]
     words += ["--engine", _said.engine] if _said.engine else []
+    words += [word for file in _said.required for word in ("--require-signature", file)]
+    words += ["--signed-from", str(_said.signing.signed_from)] if _said.signing and _said.signing.signed_from else []
     for text in _said.options:
         name, _, value = text.partition("=")
         shown = name.rpartition(".")[2] in SHOWN_OPTIONS and not {"@", "?"}.intersection(value)
@@ -120,10 +151,19 @@ def pointed(hint: str) -> str:
     return _COMMAND.sub(lambda command: _PLACE.sub(lambda _: place, command[0]), hint)
 
 
+def log_options(log: LogOptions | None = None) -> LogOptions:
+    """Return how the log is read and appended to, with the keys that were named."""
+    return replace(log or LogOptions(), signing=_said.signing)
+
+
 def open_run(url: str, *, log: LogOptions | None = None, transfer: TransferOptions | None = None) -> CheckpointStore:
     """Return the run at `url`. See `CheckpointStore.open`."""
     return CheckpointStore.open(
-        url, engine=_said.engine, storage_options=_said.storage_options, log=log, transfer=transfer
+        url,
+        engine=_said.engine,
+        storage_options=_said.storage_options,
+        log=log_options(log),
+        transfer=transfer,
     )
 
 

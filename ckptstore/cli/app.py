@@ -17,6 +17,7 @@ from ckptstore.cli import (
     checking,
     collecting,
     doctor,
+    drilling,
     listing,
     looking,
     metering,
@@ -49,7 +50,7 @@ class Door(TyperGroup):
         given = list(sys.argv[1:] if args is None else args) or ["--help"]
         options = given[: given.index("--")] if "--" in given else given
         code, error = Exit.FINE, None
-        access.keep(None, ())
+        access.forget()
         try:
             answer = super().main(
                 access.moved_to_the_front(given), "ckptstore", complete_var, standalone_mode=False, **extra
@@ -128,6 +129,7 @@ for _command in (
     tuning.tune,
     metering.metrics,
     metering.alerts,
+    drilling.drill,
 ):
     app.command(epilog=EPILOG)(_command)
 
@@ -143,12 +145,15 @@ def _root(
     *,
     engine: access.Engine = None,
     option: access.Option = None,
+    require_signature: access.RequireSignature = None,
+    signed_from: access.SignedFrom = None,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Look into a run of distributed training checkpoints, verify it, and roll it back or forth.
 
-    --engine and --option say how the store is reached, and may stand anywhere in a command.
+    --engine and --option say how the store is reached, --require-signature whose records are believed. They may stand
+    anywhere in a command.
     """
-    access.keep(engine, option or ())
+    access.keep(engine, option or (), require_signature=require_signature or (), signed_from=signed_from)

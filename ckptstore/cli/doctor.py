@@ -7,7 +7,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from ckptstore.cli.access import pointed, said
+from ckptstore.cli.access import log_options, pointed, said
 from ckptstore.cli.arguments import AsJson, Url
 from ckptstore.cli.doctor_documents import report_document
 from ckptstore.cli.doctor_tables import print_report
@@ -112,6 +112,7 @@ def _examine(url: str, scope: Scope, *, as_json: bool) -> int:
             scope=scope,
             again=lambda: _opened(url),
             settings=lambda: bucket_settings(store.url, storage_options=said().storage_options, transfer=IMPATIENT),
+            log_options=log_options(),
             watch=lambda event: None if isinstance(event, Check) else status(f"{event.group}: {event.name}"),
         )
     if as_json:

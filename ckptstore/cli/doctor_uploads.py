@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import typer
 
-from ckptstore.cli.access import pointed
+from ckptstore.cli.access import log_options, pointed
 from ckptstore.cli.documents import Document
 from ckptstore.cli.exits import Exit, exit_for
 from ckptstore.cli.render import clean, print_json, print_line, print_table, print_warning
@@ -53,7 +53,7 @@ def tell_uploads(store: ObjectStore, *, older_than: float, aborts: bool, living:
 
     If killed: some are gone, the others are there.
     """
-    uploads = find_uploads(store)
+    uploads = find_uploads(store, log_options=log_options())
     chosen = uploads.abortable(older_than_seconds=older_than, living=living)
     if aborts and chosen and ask:
         if as_json or not sys.stdin.isatty():

@@ -13,6 +13,7 @@ from typing import Any
 from ckptstore.checkpoint import Checkpoint, Key
 from ckptstore.cli.access import pointed
 from ckptstore.errors import CkptStoreError
+from ckptstore.format.seal import signer_of
 from ckptstore.protocol.catalog import Uncommitted
 from ckptstore.protocol.log import Entry
 from ckptstore.protocol.verify import Verdict
@@ -115,6 +116,7 @@ def record_document(entry: Entry, ignored: Mapping[int, str]) -> Document:
         "seq": entry.seq,
         "written_at": entry.envelope.written_at,
         "blake3": entry.blake3,
+        "signed_by": signer_of(entry.body),
         "ignored": ignored.get(entry.seq),
         "record": json.loads(entry.body),
     }

@@ -41,7 +41,7 @@ class Exit(IntEnum):
 
 MEANINGS = {
     Exit.FINE: "fine",
-    Exit.BAD: "damage was found, or nothing is there that may be selected",
+    Exit.BAD: "damage was found, nothing is there that may be selected, or a drill failed",
     Exit.INPUT: "bad usage or input",
     Exit.ABSENT: "what was named is not there, or never was committed",
     Exit.STORE: "the store is unavailable, denies access, or the outcome is unknown",

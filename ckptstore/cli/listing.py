@@ -110,7 +110,11 @@ def log(url: Url, *, as_json: AsJson = False) -> int:
     except IntegrityError as damage:
         error, entries = (
             damage,
-            list(CheckpointStore.readable_records(url, engine=said().engine, storage_options=said().storage_options)),
+            list(
+                CheckpointStore.readable_records(
+                    url, engine=said().engine, storage_options=said().storage_options, signing=said().signing
+                )
+            ),
         )
     except CkptStoreError as other:
         if not entries:
@@ -231,17 +235,24 @@ def _print_reign(reign: Document | None) -> None:
 
 
 def _print_records(records: Sequence[Document]) -> None:
+    signed = any(each["signed_by"] for each in records)
     rows = [
-        (each["seq"], when(each["written_at"]), each["record"]["kind"], _told(each["record"], each["ignored"]))
+        (
+            each["seq"],
+            when(each["written_at"]),
+            each["record"]["kind"],
+            *([(each["signed_by"] or "nobody")[:16]] if signed else []),
+            _told(each["record"], each["ignored"]),
+        )
         for each in records
     ]
     if rows:
-        print_table(("SEQ", "WRITTEN (UTC)", "KIND", "WHAT"), rows, right=("SEQ",))
+        print_table(("SEQ", "WRITTEN (UTC)", "KIND", *(["SIGNED BY"] if signed else []), "WHAT"), rows, right=("SEQ",))
     else:
         print_line("The log has no records.")
 
 
-_ENVELOPE = {"format", "kind", "run", "seq", "writer", "written_at", "prev", "fold", "self"}
+_ENVELOPE = {"format", "kind", "run", "seq", "writer", "written_at", "prev", "fold", "signature", "signed_by", "self"}
 
 
 def _told(record: dict[str, Any], ignored: str | None) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ckptstore.cli.access import said
+from ckptstore.cli.access import log_options, said
 from ckptstore.cli.arguments import AsJson, Url
 from ckptstore.cli.documents import Document
 from ckptstore.cli.exits import Exit
@@ -47,7 +47,7 @@ def metrics(
     It reads the log and lists all data of the run; nothing is written there. Run it every few minutes.
     """
     store = open_store(url, engine=said().engine, storage_options=said().storage_options)
-    catalog = Catalog(RunLog.open(store))
+    catalog = Catalog(RunLog.open(store, options=log_options()))
     named = store.url.rstrip("/").rpartition("/")[2] if run is None else run
     families = bucket_families(catalog, run=named, clock=SystemClock())
     if out is not None:

@@ -41,6 +41,12 @@ def print_line(text: str = "", *, style: str = "") -> None:
     _print(sys.stdout, Text(clean(text), style=style))
 
 
+def print_text(text: str) -> None:
+    """Print what is to be taken into a file, line by line as it is."""
+    for line in text.splitlines():
+        print_line(line)
+
+
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
     """Print rows in aligned columns.
 

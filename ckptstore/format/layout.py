@@ -1,7 +1,7 @@
 """The only file that spells a key.
 
-Keys are relative to the run's root. Numbers have at least the stated digits and are parsed from the right; what does
-not parse is foreign and is left alone.
+Keys are relative to the run's root. Numbers have at least the stated digits, are below 2^63, and are parsed from the
+right; what does not parse is foreign and is left alone.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ LOG_PREFIX = "log/"
 DATA_PREFIX = "data/"
 STATE_PREFIX = "state/"
 PROBE_PREFIX = "probe/"
+DRILL_PREFIX = "drill/"
+"""Where drills have runs of their own; to the run beside them it is foreign."""
 
 MAX_NAME_BYTES = 120
 SLOT_DIGITS = 12
 
-_SLOT = re.compile(r"(?:log|state)/([0-9]{12,})\.json")
-_STEM = re.compile(r"(.+)\.t([0-9]{4,})\.a([0-9]{4,})\.([0-9a-f]{32})")
+_LARGEST = 2**63 - 1  # 19 digits: of more, none is read as a number
+_SLOT = re.compile(r"(?:log|state)/([0-9]{12,19})\.json")
+_STEM = re.compile(r"(.+)\.t([0-9]{4,19})\.a([0-9]{4,19})\.([0-9a-f]{32})")
 _FILE = re.compile(
-    r"rank-(?P<rank>[0-9]{5,})\.safetensors|part-(?P<part>[0-9]{5,})\.json\.gz|fingerprints\.json\.gz|trace\.json|COMMITTED"
+    r"rank-(?P<rank>[0-9]{5,19})\.safetensors|part-(?P<part>[0-9]{5,19})\.json\.gz"
+    r"|fingerprints\.json\.gz|trace\.json|COMMITTED"
 )
 
 
@@ -45,7 +49,7 @@ def parse_slot(key: str) -> int | None:
     if match is None:
         return None
     seq = int(match[1])
-    return seq if key in (slot_key(seq), state_key(seq)) else None
+    return seq if seq <= _LARGEST and key in (slot_key(seq), state_key(seq)) else None
 
 
 def encode_name(name: str) -> str:
@@ -100,7 +104,7 @@ class Stem:
             return None
         try:
             stem = cls(unquote(match[1], errors="strict"), int(match[2]), int(match[3]), match[4])
-            return stem if str(stem) == text else None
+            return stem if max(stem.term, stem.attempt) <= _LARGEST and str(stem) == text else None
         except (InvalidInputError, UnicodeDecodeError):
             return None
 
@@ -161,7 +165,7 @@ def parse_data_key(key: str) -> DataKey | None:
         if part is not None
         else stem.prefix() + pieces[3]
     )
-    return parsed if spelled == key else None
+    return parsed if spelled == key and max(rank or 0, part or 0) <= _LARGEST else None
 
 
 def own_key(path: object, *, stem: Stem, what: str) -> DataKey:

@@ -17,9 +17,10 @@ from ckptstore.format.canonical import canonical_json, read_fields
 from ckptstore.format.codec import PartRef, ref_from, ref_value
 from ckptstore.format.columns import Fault
 from ckptstore.format.layout import LATEST_KEY, RUN_KEY, Stem, own_key, slot_key
-from ckptstore.format.seal import SEAL_BYTES, seal, unsealed
+from ckptstore.format.seal import SEAL_BYTES, check_signed, seal, signed, split_signature, unsealed
 from ckptstore.format.strict_json import parse_json
 from ckptstore.format.version import FORMAT, INSTALL_HINT
+from ckptstore.signing import Signing
 from ckptstore.units import KIB
 
 MAX_RECORD_BYTES = 64 * KIB
@@ -240,7 +241,7 @@ class LatestHint:
     committed_at: str
 
 
-def encode_record(record: Known, envelope: Envelope) -> bytes:
+def encode_record(record: Known, envelope: Envelope, *, signing: Signing | None = None) -> bytes:
     """Return the record's bytes, which are made once per slot and re-sent unchanged.
 
     Raises:
@@ -248,7 +249,7 @@ def encode_record(record: Known, envelope: Envelope) -> bytes:
     """
     value = {**record_fields(record), **{key: at for key, at in asdict(envelope).items() if at is not None}}
     value["kind"] = record.KIND
-    head = canonical_json(value)[:-1]
+    head = signed(canonical_json(value)[:-1], signing)
     body = head + seal(head)
     if len(body) > MAX_RECORD_BYTES:
         raise InvalidInputError(
@@ -263,20 +264,24 @@ def encode_record(record: Known, envelope: Envelope) -> bytes:
     return body
 
 
-def decode_record(body: bytes, *, seq: int, run: str) -> tuple[Envelope, Record, str]:
+def decode_record(body: bytes, *, seq: int, run: str, signing: Signing | None = None) -> tuple[Envelope, Record, str]:
     """Return the envelope, the record and the BLAKE3 of the bytes that stand in slot `seq` of `run`.
 
     A higher format, an unknown kind and a commit that borrows come back as `Unknown`: what they do to an answer is the
     fold's business.
 
     Raises:
-        IntegrityError: The bytes are not what was written there; slot, expected and found are named.
+        IntegrityError: The bytes are not what was written there; slot, expected and found are named. Or they must be
+            signed by a key that is trusted, and are not.
     """
     key = slot_key(seq)
     head = body[:-SEAL_BYTES]
     if len(body) > MAX_RECORD_BYTES or body[len(head) :] != seal(head):
         expected, found = blake3(head).hexdigest(), body[len(head) :][-67:-3].decode(errors="replace")
         raise _damaged(key, "is cut, altered or too long", expected=expected, found=found)
+    head, signature = split_signature(head)
+    if signing is not None and signing.requires(seq):  # before any of it is read
+        check_signed(head, signature, signing, key=key)
     try:
         value = canonical.table(_parsed(head + b"}", key))
         envelope = read_fields(Envelope, value, prev=canonical.digest, fold=canonical.optional(canonical.digest))
@@ -406,7 +411,7 @@ def decode_latest(body: bytes) -> LatestHint:
     Raises:
         CkptStoreError: It says nothing that could be followed.
     """
-    value = unsealed(body)
-    if value is None:
+    head = unsealed(body)
+    if head is None:
         raise _damaged(LATEST_KEY, "is cut or altered")
-    return read_fields(LatestHint, _parsed(value, LATEST_KEY), record_blake3=canonical.digest)
+    return read_fields(LatestHint, _parsed(head + b"}", LATEST_KEY), record_blake3=canonical.digest)

@@ -9,9 +9,10 @@ from typing import Any
 from ckptstore.errors import IntegrityError, InvalidInputError, UnsupportedError
 from ckptstore.format import canonical
 from ckptstore.format.canonical import canonical_json, read_fields
-from ckptstore.format.seal import seal, unsealed
+from ckptstore.format.seal import check_signed, seal, signed, split_signature, unsealed
 from ckptstore.format.strict_json import parse_json
 from ckptstore.format.version import FORMAT, INSTALL_HINT
+from ckptstore.signing import TRACE, Signing
 from ckptstore.units import MIB
 
 MAX_TRACE_BYTES = 1 * MIB
@@ -37,14 +38,15 @@ class TraceFile:
     format: int = FORMAT
 
 
-def encode_trace(trace: Mapping[str, Any], *, seq: int, record_blake3: str) -> bytes:
-    """Return the bytes of `trace.json`: canonical JSON and its seal.
+def encode_trace(trace: Mapping[str, Any], *, seq: int, record_blake3: str, signing: Signing | None = None) -> bytes:
+    """Return the bytes of `trace.json`: canonical JSON, perhaps a signature, and the seal.
 
     Raises:
         InvalidInputError: It holds something that is no JSON, is nested too deeply, or takes more than 1 MiB.
     """
     value = {"format": FORMAT, "kind": KIND, "record_blake3": record_blake3, "seq": seq, "trace": dict(trace)}
     head = canonical_json(value, what="The trace", max_depth=canonical.MAX_DEPTH - 1)[:-1]
+    head = signed(head, signing, domain=TRACE)
     body = head + seal(head)
     if len(body) > MAX_TRACE_BYTES:
         raise InvalidInputError(
@@ -55,18 +57,23 @@ def encode_trace(trace: Mapping[str, Any], *, seq: int, record_blake3: str) -> b
     return body
 
 
-def decode_trace(body: bytes, *, seq: int, record_blake3: str, key: str) -> dict[str, Any]:
+def decode_trace(
+    body: bytes, *, seq: int, record_blake3: str, key: str, signing: Signing | None = None
+) -> dict[str, Any]:
     """Return what was observed after the commit in slot `seq`; non-finite numbers are the texts that JSON holds.
 
     Raises:
-        IntegrityError: It is damaged, or is the trace of another commit.
+        IntegrityError: It is damaged, is the trace of another commit, or must be signed and is not.
         UnsupportedError: A later release wrote it.
     """
-    value = unsealed(body)
-    if value is None or len(body) > MAX_TRACE_BYTES:
+    head = unsealed(body) if len(body) <= MAX_TRACE_BYTES else None
+    if head is None:
         raise _damaged(key, "is cut, altered or too long")
+    head, signature = split_signature(head)
+    if signing is not None and signing.requires(seq):  # before any of it is read
+        check_signed(head, signature, signing, key=key, domain=TRACE)
     try:
-        plain = parse_json(value, what=key)
+        plain = parse_json(head + b"}", what=key)
         canonical.check_written(plain)
         found = read_fields(TraceFile, plain, record_blake3=canonical.digest)
     except (InvalidInputError, IntegrityError) as error:

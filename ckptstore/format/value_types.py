@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 import re
 from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo
+from typing import Any, NamedTuple, TypeVar
+from zoneinfo import ZoneInfo, available_timezones
 
 import ml_dtypes
 import numpy as np
@@ -27,6 +28,8 @@ _ARRAY_DTYPE = re.compile(
 _ARRAY_NAMES = frozenset(
     name for name, kind in vars(ml_dtypes).items() if isinstance(kind, type) and issubclass(kind, np.generic)
 )
+
+_T = TypeVar("_T")
 
 
 class Kind(NamedTuple):
@@ -110,15 +113,15 @@ class ValueTypes:
 def standard_types() -> ValueTypes:
     """Return the types of the standard library and of NumPy, to which others can be added."""
     types = ValueTypes()
-    types.register("date", date, encode=date.isoformat, decode=date.fromisoformat)
+    types.register("date", date, encode=date.isoformat, decode=lambda text: date.fromisoformat(_of(str, text)))
     types.register("datetime", datetime, encode=_from_datetime, decode=_to_datetime)
-    types.register("timedelta", timedelta, encode=_from_timedelta, decode=lambda parts: timedelta(*parts))
-    types.register("timezone", timezone, encode=_from_timezone, decode=lambda parts: timezone(*parts))
-    types.register("zoneinfo", ZoneInfo, encode=_from_zone, decode=ZoneInfo)
-    types.register("path", type(Path()), encode=str, decode=Path)
+    types.register("timedelta", timedelta, encode=_from_timedelta, decode=_to_timedelta)
+    types.register("timezone", timezone, encode=_from_timezone, decode=lambda parts: timezone(*_of(list, parts)))
+    types.register("zoneinfo", ZoneInfo, encode=_from_zone, decode=_to_zone)
+    types.register("path", type(Path()), encode=str, decode=lambda text: Path(_of(str, text)))
     types.register("numpy.array", np.ndarray, encode=_from_array, decode=_to_array)
-    types.register("numpy.str", np.str_, encode="".join, decode=np.str_)
-    types.register("numpy.bytes", np.bytes_, encode=bytes, decode=np.bytes_)
+    types.register("numpy.str", np.str_, encode="".join, decode=lambda text: np.str_(_of(str, text)))
+    types.register("numpy.bytes", np.bytes_, encode=bytes, decode=lambda data: np.bytes_(_of(bytes, data)))
     types.register(
         "numpy.scalar",
         *(
@@ -131,6 +134,13 @@ def standard_types() -> ValueTypes:
     return types
 
 
+def _of(kind: type[_T], value: object) -> _T:
+    """Return `value` if it is of this type: of a number `bytes` makes as many zeros, and `str` takes anything."""
+    if type(value) is not kind:
+        raise ValueError(f"{value!r:.40} is no {kind.__name__}")
+    return value
+
+
 _NOT_SCALARS: frozenset[type] = frozenset({np.str_, np.bytes_, np.void, np.object_})
 
 
@@ -139,11 +149,16 @@ def _from_datetime(value: datetime) -> dict[str, Any]:
 
 
 def _to_datetime(fields: dict[str, Any]) -> datetime:
-    return datetime.fromisoformat(fields["at"]).replace(tzinfo=fields["tz"], fold=fields["fold"])
+    return datetime.fromisoformat(_of(str, fields["at"])).replace(tzinfo=fields["tz"], fold=fields["fold"])
 
 
 def _from_timedelta(value: timedelta) -> list[int]:
     return [value.days, value.seconds, value.microseconds]
+
+
+def _to_timedelta(parts: list[int]) -> timedelta:
+    days, seconds, microseconds = (_of(int, part) for part in _of(list, parts))
+    return timedelta(days, seconds, microseconds)
 
 
 def _from_timezone(value: timezone) -> list[Any]:
@@ -152,9 +167,18 @@ def _from_timezone(value: timezone) -> list[Any]:
 
 
 def _from_zone(value: ZoneInfo) -> str:
-    if value.key is None:
-        raise ValueError("is a time zone without a name")
+    if value.key is None or value.key not in _zones():
+        raise ValueError("is a time zone without a usual name")
     return value.key
+
+
+def _to_zone(key: str) -> ZoneInfo:
+    if key not in _zones():  # else a name of one would be looked for among Python's modules
+        raise ValueError(f"{key!r:.40} is no time zone here")
+    return ZoneInfo(key)
+
+
+_zones = functools.cache(available_timezones)
 
 
 def _from_array(value: Any) -> dict[str, Any]:
@@ -169,7 +193,7 @@ def _from_array(value: Any) -> dict[str, Any]:
 
 
 def _to_array(fields: dict[str, Any]) -> Any:
-    name, shape, data = fields["dtype"], tuple(fields["shape"]), fields["data"]
+    name, shape, data = fields["dtype"], tuple(_of(list, fields["shape"])), _of(bytes, fields["data"])
     if name in _ARRAY_NAMES:
         dtype = np.dtype(getattr(ml_dtypes, name))
     elif _ARRAY_DTYPE.fullmatch(name):

@@ -12,6 +12,7 @@ from typing import get_args
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
 from ckptstore.errors import IntegrityError, InvalidInputError
+from ckptstore.format.seal import signer_of
 from ckptstore.maintenance import permissions
 from ckptstore.maintenance.behaviour import check_clock, check_deleting, check_reading, check_upload, check_writing
 from ckptstore.maintenance.report import Check, Report, Role, Watch, fine, unwatched
@@ -20,7 +21,7 @@ from ckptstore.maintenance.throughput import check_throughput
 from ckptstore.maintenance.visit import Visit
 from ckptstore.objectstore.bucket import BucketSettings
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.options import check_flags
+from ckptstore.options import LogOptions, check_flags
 from ckptstore.protocol.log import RunLog
 from ckptstore.units import counted
 
@@ -61,6 +62,7 @@ def examine(  # noqa: PLR0913  (what an examination is made of)
     again: Callable[[], ObjectStore] | None = None,
     settings: Callable[[], BucketSettings | None] | None = None,
     watch: Watch = unwatched,
+    log_options: LogOptions | None = None,
     clock: Clock | None = None,
     ids: IdSource | None = None,
 ) -> Report:
@@ -73,6 +75,7 @@ def examine(  # noqa: PLR0913  (what an examination is made of)
         again: Opens the same place once more, with a client of its own; by default `store` is asked twice.
         settings: Asks for the bucket's settings; see `objectstore.bucket`. Without it they are not looked at.
         watch: Told of every check.
+        log_options: How the log is read: who must have signed it.
         clock: This machine's.
         ids: Where the place under `probe/` gets its name.
 
@@ -90,7 +93,7 @@ def examine(  # noqa: PLR0913  (what an examination is made of)
     left: tuple[str, ...] = ()
     try:
         check_reading(visit, writes=scope.role != "reader")
-        _check_run(visit)
+        _check_run(visit, log_options)
         _check_settings(visit, settings)
         if scope.role != "reader":
             check_writing(visit, again or (lambda: store))
@@ -136,12 +139,12 @@ def _check_settings(visit: Visit, settings: Callable[[], BucketSettings | None] 
             visit.tell(check)
 
 
-def _check_run(visit: Visit) -> None:
+def _check_run(visit: Visit, options: LogOptions | None) -> None:
     """Read the run at the root, if there is one."""
     opened: list[RunLog] = []
 
     def read() -> Check:
-        log = RunLog.open(visit.store, clock=visit.clock, ids=visit.ids)
+        log = RunLog.open(visit.store, clock=visit.clock, ids=visit.ids, options=options)
         opened.append(log)
         end = log.fold.whole().end
         if log.lost_from is not None:
@@ -157,6 +160,21 @@ def _check_run(visit: Visit) -> None:
     visit.look("run", "log", read)
     if opened and opened[0].run is not None:
         visit.tell(_claim(opened[0]))
+        visit.look("run", "signature", lambda: _signature(opened[0]))
+
+
+def _signature(log: RunLog) -> Check:
+    """Tell who signed the newest record."""
+    end, signing = log.fold.end, log.options.signing
+    signers = [signer_of(entry.body) for entry in log.records(start=max(0, end - 1), end=end)]
+    signer = signers[0] if signers else None
+    if signer is None:
+        return fine("run", "signature", "The newest record is not signed." if signers else "There is no record yet.")
+    trusted = signing is not None and signing.requires(end - 1)
+    told = "is trusted" if trusted else "was not checked: no trusted key was named"
+    return Check(
+        "run", "signature", "ok", f"{signer} signed the newest record, which {told}.", facts={"signed_by": signer}
+    )
 
 
 def _claim(log: RunLog) -> Check:

@@ -20,6 +20,7 @@ from ckptstore.format.strict_json import parse_json
 from ckptstore.format.version import CREATED_BY
 from ckptstore.protocol.fold import Committed, Fold
 from ckptstore.protocol.log import Outcome, RunLog, create_once
+from ckptstore.signing import Signing
 
 REBUILDER = "ckptstore repair --rebuild-log"
 """The job of the claims in a log that was rebuilt."""
@@ -80,13 +81,15 @@ def copies(log: RunLog) -> Iterator[Copy | LeftOut]:
     Raises:
         CkptStoreError: The store could not be read.
     """
+    # No record stands above a copy and vouches for it: where signatures are required, each needs its own.
+    signing = replace(log.options.signing, signed_from=0) if log.options.signing is not None else None
     found: list[Copy] = []
     for info in log.store.list(DATA_PREFIX):
         parsed = parse_data_key(info.key)
         if parsed is None or info.key != parsed.stem.committed_key:
             continue
         try:
-            found.append(_copy(log.store.get(info.key, max_bytes=MAX_RECORD_BYTES), parsed.stem))
+            found.append(_copy(log.store.get(info.key, max_bytes=MAX_RECORD_BYTES), parsed.stem, signing))
         except (IntegrityError, InvalidInputError, UnsupportedError) as error:
             yield LeftOut(info.key, error.message)
     yield from sorted(found, key=_order)
@@ -98,10 +101,10 @@ def _order(copy: Copy) -> tuple[int, int, int]:
     return commit.term, commit.attempt, copy.committed.seq
 
 
-def _copy(body: bytes, stem: Stem) -> Copy:
+def _copy(body: bytes, stem: Stem, signing: Signing | None) -> Copy:
     value = canonical.table(parse_json(body, what=stem.committed_key))
     run, seq = canonical.text(value.get("run")), canonical.integer(value.get("seq"))
-    envelope, record, digest = decode_record(body, seq=seq, run=run)
+    envelope, record, digest = decode_record(body, seq=seq, run=run, signing=signing)
     if not isinstance(record, Commit) or record.stem != stem:
         raise IntegrityError(f"{stem.committed_key} is no copy of this attempt's commit.", key=stem.committed_key)
     return Copy(run, Committed(seq, digest, envelope.written_at, record))

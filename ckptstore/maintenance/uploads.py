@@ -18,6 +18,7 @@ from ckptstore.maintenance.report import unwatched
 from ckptstore.maintenance.visit import Visit
 from ckptstore.objectstore.durable import TEMPORARY
 from ckptstore.objectstore.port import ObjectStore, PendingUpload
+from ckptstore.options import LogOptions
 from ckptstore.protocol.catalog import is_orphan
 from ckptstore.protocol.fold import Fold
 from ckptstore.protocol.log import RunLog
@@ -82,7 +83,13 @@ class Uploads:
         ]
 
 
-def find_uploads(store: ObjectStore, *, clock: Clock | None = None, ids: IdSource | None = None) -> Uploads:
+def find_uploads(
+    store: ObjectStore,
+    *,
+    clock: Clock | None = None,
+    ids: IdSource | None = None,
+    log_options: LogOptions | None = None,
+) -> Uploads:
     """Return the incomplete uploads of the run in `store`.
 
     The store is asked for its time, by a small object that is deleted again.
@@ -96,7 +103,7 @@ def find_uploads(store: ObjectStore, *, clock: Clock | None = None, ids: IdSourc
     """
     clock, ids = clock or SystemClock(), ids or SystemIds()
     uploads = list(store.list_uploads(""))
-    log = RunLog.open(store, clock=clock, ids=ids)
+    log = RunLog.open(store, clock=clock, ids=ids, options=log_options)
     asked = time_of(store, clock, ids)
     now = clock.now().timestamp() if asked is None else asked
     return Uploads(store.url, store.engine, log.run, asked is not None, judged(uploads, log.fold, now))

@@ -4,6 +4,9 @@ An object is written to a temporary in its own directory, synced, and then linke
 name; then the directory is synced, and on a directory's first use every directory from it up to the run's root. A
 temporary that a killed process left behind is never listed or read; it takes its space until somebody removes it (it is
 called `.ckptstore-tmp-*`, and is nobody's once its process has ended).
+
+The root may be reached by symbolic links. Below it none is followed, not even one that stands in the place of a
+directory: nothing is read, written or deleted outside of the root.
 """
 
 from __future__ import annotations
@@ -141,13 +144,29 @@ class LocalStore:
         directory, _, name = checked_key(upload.upload_id).rpartition("/")
         if not name.startswith(TEMPORARY):
             raise InvalidInputError(f"{upload.upload_id!r} is no temporary.", key=upload.upload_id)
-        self._unlink(self._root / directory / name)
+        self._unlink(self._beneath(f"{directory}/{name}" if directory else name))
 
     def _path(self, key: str) -> Path:
         self._place.check_running()
         if f"/{TEMPORARY}" in f"/{checked_key(key)}":
             raise InvalidInputError(f"The key {key!r} is a temporary's.", key=key)
-        return self._root / key
+        return self._beneath(key)
+
+    def _beneath(self, key: str) -> Path:
+        """Return the path of `key`, below the root: a directory on the way that is a link is never followed."""
+        *directories, name = key.split("/")
+        path = self._root
+        for directory in directories:
+            path /= directory
+            try:
+                is_link = stat.S_ISLNK(path.lstat().st_mode)
+            except (FileNotFoundError, NotADirectoryError):
+                break
+            except OSError as error:
+                raise translated(error, path) from error
+            if is_link:
+                raise _no_file(key, path, "is a link, which could lead anywhere, and is not followed")
+        return self._root.joinpath(*directories, name)
 
     @contextlib.contextmanager
     def _opened(self, key: str) -> Iterator[int]:
@@ -167,7 +186,7 @@ class LocalStore:
             raise translated(error, path) from error
 
     def _walk(self, prefix: str, after: str | None, *, temporaries: bool = False) -> Iterator[ObjectInfo]:
-        directory = self._root / prefix
+        directory = self._beneath(prefix)
         try:
             with os.scandir(directory) as scan:
                 entries = [entry for entry in scan if _is_wanted(entry, temporaries=temporaries)]
@@ -234,10 +253,10 @@ def _is_wanted(entry: os.DirEntry[str], *, temporaries: bool) -> bool:
     return not is_temporary if entry.is_dir(follow_symlinks=False) else is_temporary is temporaries
 
 
-def _no_file(key: str, path: Path) -> IntegrityError:
+def _no_file(key: str, path: Path, what: str = "is no file") -> IntegrityError:
     # Never "not found": a slot in which something else stands would pass for the log's end.
     return IntegrityError(
-        f"What stands at {path} is no file.",
+        f"What stands at {path} {what}.",
         hint=f"Look at {path}, and move away what is none of ours.",
         key=key,
         path=str(path),

@@ -17,6 +17,7 @@ from ckptstore.format.records import Commit, Envelope, ShardTotals, encode_recor
 from ckptstore.format.version import FORMAT
 from ckptstore.protocol.claim import Incarnation, Takeover, check_not_fenced, claim
 from ckptstore.protocol.log import RunLog
+from ckptstore.signing import Signing
 from ckptstore.units import KIB
 
 MAX_DESCRIPTION_BYTES = 16 * KIB
@@ -158,14 +159,14 @@ def begin(
     check_not_fenced(fold, incarnation, incarnation.term)
     stem = Stem(checkpoint_id, fold.term + 1, 1, log.ids.nonce())
     attempt = Attempt(fold.run, stem, world_size, description or Description())
-    _check_encodable(attempt)
+    _check_encodable(attempt, log.options.signing)
     term = claim(log, incarnation, takeover=takeover)
     stem = replace(stem, term=term, attempt=incarnation.next_attempt(log.fold))
     tell(log.observer, AttemptBegan(checkpoint_id=checkpoint_id, prefix=str(stem)))
     return replace(attempt, stem=stem)
 
 
-def _check_encodable(attempt: Attempt) -> None:
+def _check_encodable(attempt: Attempt, signing: Signing | None) -> None:
     """Encode the largest commit that this attempt can end in, so that nothing is refused after the upload."""
     path = attempt.stem.part_key(0)
     part = PartRef(path, MAX_PART_BYTES, "0" * 64, MAX_INFLATED_BYTES, (0, attempt.world_size))
@@ -176,7 +177,7 @@ def _check_encodable(attempt: Attempt) -> None:
         software={"software": " " * MAX_SOFTWARE_BYTES},
     )
     envelope = Envelope(FORMAT, attempt.run, MAX_INTEGER, "0" * 32, " " * 32, "0" * 64, "0" * 64)
-    encode_record(replace(record, parent=MAX_INTEGER), envelope)
+    encode_record(replace(record, parent=MAX_INTEGER), envelope, signing=signing)
 
 
 def _table(name: str, value: object, checked: Callable[[str, Any], Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ckptstore.errors import (
     NotFoundError,
     OutcomeUnknownError,
     UnavailableError,
+    safe_text,
 )
 from ckptstore.events import HintFailed, Observer, TailLost, silent, tell
 from ckptstore.format.layout import RUN_KEY, slot_key, state_key
@@ -188,13 +189,8 @@ class RunLog:
             UnsupportedError: A later release wrote `run.json`.
             CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
         """
-        log = cls(
-            store,
-            clock=clock or SystemClock(),
-            ids=ids or SystemIds(),
-            options=options or LogOptions(),
-            observer=observer,
-        )
+        clock, ids = clock or SystemClock(), ids or SystemIds()
+        log = cls(store, clock=clock, ids=ids, options=options or LogOptions(), observer=observer)
         log.refresh()
         return log
 
@@ -250,13 +246,13 @@ class RunLog:
         """
         with self._lock:
             if self.run is None:
-                opened = open_fold(self.store, self.clock)
+                opened = open_fold(self.store, self.clock, signing=self.options.signing)
                 self._take(opened.fold)
                 self.lost_from = opened.lost_from
                 if opened.lost_from is not None:
                     tell(self.observer, TailLost(hinted_seq=opened.lost_from, log_end=opened.fold.end))
             else:
-                self._take(advance(self.store, self._fold, self.clock))
+                self._take(advance(self.store, self._fold, self.clock, signing=self.options.signing))
             return self._fold
 
     def check_tail(self) -> None:
@@ -286,9 +282,8 @@ class RunLog:
             IntegrityError: One is damaged or missing.
             CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
         """
-        fold = self._fold
-        for seq, body in slots_between(self.store, self.clock, start, fold.end if end is None else end):
-            yield Entry(seq, *decode_record(body, seq=seq, run=fold.run), body)
+        for seq, body in slots_between(self.store, self.clock, start, self._fold.end if end is None else end):
+            yield Entry(seq, *self._decoded(body, seq), body)
 
     def append(
         self, decide: Callable[[Fold], Known | None], *, same: Callable[[Record], bool] | None = None
@@ -353,9 +348,9 @@ class RunLog:
         )
 
         def ours(holder: bytes) -> bool:
-            return same is not None and same(decode_record(holder, seq=seq, run=below.run)[1])
+            return same is not None and same(self._decoded(holder, seq)[1])
 
-        body = encode_record(record, envelope)  # made once for this slot (I16)
+        body = encode_record(record, envelope, signing=self.options.signing)  # made once for this slot (I16)
         outcome, holder = create_once(self.store, key, body, clock=self.clock, ids=self.ids, options=options, same=ours)
         if holder is None:
             raise CommitUnknownError(
@@ -364,7 +359,7 @@ class RunLog:
                 key=key,
                 kind=record.KIND,
             )
-        found = decode_record(holder, seq=seq, run=below.run)
+        found = self._decoded(holder, seq)
         self._take(apply(below, *found))
         if outcome is Outcome.OTHER:
             self.refresh()
@@ -387,7 +382,7 @@ class RunLog:
         try:
             self.store.put(key, body)
         except Exception as error:  # noqa: BLE001  (nothing depends on it)
-            tell(self.observer, HintFailed(key=key, reason=f"{type(error).__name__}: {error}"))
+            tell(self.observer, HintFailed(key=key, reason=safe_text(error)))
 
     def begin_run(self) -> None:
         """Create `run.json`, or adopt the run of whoever was first.
@@ -401,14 +396,16 @@ class RunLog:
         """
         self._require_capable()
         run = RunFile(run=self.ids.nonce(), created_at=timestamp(self.clock), created_by=CREATED_BY)
-        outcome, _ = create_once(
-            self.store, RUN_KEY, encode_run(run), clock=self.clock, ids=self.ids, options=self.options
-        )
+        body = encode_run(run)
+        outcome, _ = create_once(self.store, RUN_KEY, body, clock=self.clock, ids=self.ids, options=self.options)
         if outcome is Outcome.UNKNOWN:
             raise OutcomeUnknownError(
                 f"Whether {RUN_KEY} was created at {self.store.url} is not known.", hint="Start again.", key=RUN_KEY
             )
         self.refresh()  # whoever was first: adopt it
+
+    def _decoded(self, body: bytes, seq: int) -> tuple[Envelope, Record, str]:
+        return decode_record(body, seq=seq, run=self._fold.run, signing=self.options.signing)
 
     def _require_capable(self) -> None:
         require_capable(self.store, self.ids, single_writer=self.options.assume_single_writer)

@@ -23,6 +23,7 @@ from ckptstore.format.records import (
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.protocol.fold import Fold, apply, apply_to_own
 from ckptstore.protocol.snapshot import MAX_STATE_BYTES, fold_from_state
+from ckptstore.signing import Signing
 
 READS_IN_FLIGHT = 8
 SNAPSHOTS_TRIED = 3
@@ -58,16 +59,16 @@ def get_if_there(store: ObjectStore, key: str, *, max_bytes: int) -> bytes | Non
         return None
 
 
-def open_fold(store: ObjectStore, clock: Clock) -> Opened:
+def open_fold(store: ObjectStore, clock: Clock, *, signing: Signing | None = None) -> Opened:
     """Read the whole log of the run in `store`, with as few requests as its hints allow.
 
     Raises:
-        IntegrityError: A slot is damaged or missing, or there are slots and no `run.json`.
+        IntegrityError: A slot is damaged or missing, or not signed as it must be, or there are slots and no `run.json`.
         UnsupportedError: `run.json` is of a later release.
     """
     body = _run_file(store)
     if body is None:
-        return Opened(no_run(), None)
+        return Opened(_vouched(no_run(), signing), None)
     run, digest = read_run(store, body), blake3(body).hexdigest()
     hinted = _hinted_seq(store)
     end = _listed_end(store, after=hinted)
@@ -75,8 +76,20 @@ def open_fold(store: ObjectStore, clock: Clock) -> Opened:
     if hinted is not None and hinted >= end:
         end = _listed_end(store, after=None)
         lost_from = hinted if hinted >= end else None
-    start = _newest_snapshot(store, run, digest, end) or Fold(run=run.run, run_blake3=digest, last=digest)
-    return Opened(advance(store, start, clock, known_end=end), lost_from)
+    start = _newest_snapshot(store, run, digest, end, signing) or Fold(run=run.run, run_blake3=digest, last=digest)
+    return Opened(_vouched(advance(store, start, clock, known_end=end, signing=signing), signing), lost_from)
+
+
+def _vouched(fold: Fold, signing: Signing | None) -> Fold:
+    """Return `fold` if a signed record stands above what need not be signed: its `prev` vouches for all of that."""
+    if signing is not None and signing.signed_from and fold.end <= signing.signed_from:
+        raise IntegrityError(
+            f"The log ends before slot {fold.end}, and is said to be signed from slot {signing.signed_from} on.",
+            hint="Look for what was deleted; `ckptstore log URL` shows who signed what.",
+            expected=signing.signed_from,
+            found=fold.end,
+        )
+    return fold
 
 
 def read_run(store: ObjectStore, body: bytes) -> RunFile:
@@ -100,7 +113,9 @@ def read_run(store: ObjectStore, body: bytes) -> RunFile:
         raise
 
 
-def advance(store: ObjectStore, fold: Fold, clock: Clock, *, known_end: int = 0) -> Fold:
+def advance(
+    store: ObjectStore, fold: Fold, clock: Clock, *, known_end: int = 0, signing: Signing | None = None
+) -> Fold:
     """Return `fold` with the records that stand above it.
 
     Args:
@@ -108,9 +123,10 @@ def advance(store: ObjectStore, fold: Fold, clock: Clock, *, known_end: int = 0)
         fold: Where to start.
         clock: For the pause before a hole is called one.
         known_end: Slots below this are known to be there.
+        signing: Who must have signed them.
 
     Raises:
-        IntegrityError: A slot is damaged, or absent below one that is there: a hole.
+        IntegrityError: A slot is damaged or not signed as it must be, or absent below one that is there: a hole.
     """
     ahead, start = 1, fold
     while fold.stopped is None:
@@ -122,7 +138,7 @@ def advance(store: ObjectStore, fold: Fold, clock: Clock, *, known_end: int = 0)
             if there is None:
                 return fold
             put = apply if fold is start else apply_to_own  # the first copies the tables, and leaves `start` as it is
-            fold = put(fold, *decode_record(there, seq=seq, run=fold.run))
+            fold = put(fold, *decode_record(there, seq=seq, run=fold.run, signing=signing))
             if fold.stopped is not None:
                 return fold
         ahead = min(2 * ahead, READS_IN_FLIGHT)
@@ -203,17 +219,19 @@ def _listed_end(store: ObjectStore, *, after: int | None) -> int:
     return max((seq + 1 for seq in slots if seq is not None), default=0)
 
 
-def _newest_snapshot(store: ObjectStore, run: RunFile, run_blake3: str, end: int) -> Fold | None:
+def _newest_snapshot(
+    store: ObjectStore, run: RunFile, run_blake3: str, end: int, signing: Signing | None
+) -> Fold | None:
     """Return the newest fold under `state/` that its record vouches for, trying a few."""
     newest = (end - 1) // FOLD_EVERY * FOLD_EVERY
     for seq in range(newest, 0, -FOLD_EVERY)[:SNAPSHOTS_TRIED]:
-        fold = _snapshot(store, run, seq)
+        fold = _snapshot(store, run, seq, signing)
         if fold is not None and fold.run_blake3 == run_blake3:
             return fold
     return None
 
 
-def _snapshot(store: ObjectStore, run: RunFile, seq: int) -> Fold | None:
+def _snapshot(store: ObjectStore, run: RunFile, seq: int, signing: Signing | None) -> Fold | None:
     try:
         body = store.get(state_key(seq), max_bytes=MAX_STATE_BYTES)
     except CkptStoreError:  # I10
@@ -221,7 +239,7 @@ def _snapshot(store: ObjectStore, run: RunFile, seq: int) -> Fold | None:
     record = get_if_there(store, slot_key(seq), max_bytes=MAX_RECORD_BYTES)
     if record is None:
         return None
-    envelope, _, _ = decode_record(record, seq=seq, run=run.run)
+    envelope, _, _ = decode_record(record, seq=seq, run=run.run, signing=signing)
     try:
         return fold_from_state(body, envelope)
     except CkptStoreError:  # I10

@@ -14,6 +14,7 @@ from ckptstore.protocol.fold import Committed, Fold, Pinned, Reign, Tip
 from ckptstore.units import MIB
 
 MAX_STATE_BYTES = 64 * MIB
+MAX_SLOT_DIGITS = 19
 
 
 def fold_from_state(body: bytes, above: Envelope) -> Fold | None:
@@ -26,6 +27,7 @@ def fold_from_state(body: bytes, above: Envelope) -> Fold | None:
     if above.fold is None or blake3(body).hexdigest() != above.fold:
         return None
     value = canonical.table(parse_json(body, what="A fold"))
+    canonical.check_written(value)  # it is folded on
     if value.get("format") != FORMAT:
         return None
     fold = read_fields(
@@ -37,9 +39,7 @@ def fold_from_state(body: bytes, above: Envelope) -> Fold | None:
         tip=canonical.optional(lambda tip: read_fields(Tip, tip)),
         reigns=canonical.mapping(canonical.integer),
         commits=lambda commits: {each.seq: each for each in canonical.sequence(_committed)(commits)},
-        retired=lambda retired: {
-            int(seq): prefix for seq, prefix in canonical.mapping(canonical.text)(retired).items()
-        },
+        retired=lambda retired: {_slot(seq): canonical.text(gone) for seq, gone in canonical.table(retired).items()},
     )
     return fold if (fold.end, fold.last, fold.run) == (above.seq, above.prev, above.run) else None
 
@@ -51,6 +51,12 @@ def _committed(value: object) -> Committed:
         commit=_commit,
         pins=canonical.sequence(lambda pin: read_fields(Pinned, pin)),
     )
+
+
+def _slot(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_SLOT_DIGITS):
+        raise InvalidInputError(f"expected a slot, found {text[:80]!r}.")
+    return canonical.integer(int(text))
 
 
 def _commit(value: object) -> Commit:

@@ -13,6 +13,7 @@ from ckptstore.protocol.capable import require_capable
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import Outcome, RunLog, create_once
 from ckptstore.protocol.reading import get_if_there
+from ckptstore.signing import Signing
 
 
 def write_trace(
@@ -36,7 +37,8 @@ def write_trace(
 
     If killed: the whole trace is there or none; a request under way may still land. The checkpoint is the same.
     """
-    body = encode_trace(trace, seq=committed.seq, record_blake3=committed.blake3)
+    signing = log.options.signing
+    body = encode_trace(trace, seq=committed.seq, record_blake3=committed.blake3, signing=signing)
     key = committed.commit.stem.trace_key
     kept = log.refresh().whole().commits.get(committed.seq)
     if kept is None or kept.blake3 != committed.blake3:  # nothing is written under what a collection may have seen (I7)
@@ -61,11 +63,11 @@ def write_trace(
         )
 
 
-def read_trace(store: ObjectStore, committed: Committed) -> dict[str, Any] | None:
+def read_trace(store: ObjectStore, committed: Committed, *, signing: Signing | None = None) -> dict[str, Any] | None:
     """Return the trace of `committed`; None if it has none.
 
     Raises:
-        IntegrityError: It is damaged. The checkpoint is none the worse.
+        IntegrityError: It is damaged, or must be signed and is not. The checkpoint is none the worse.
         UnsupportedError: A later release wrote it.
         CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
     """
@@ -73,4 +75,4 @@ def read_trace(store: ObjectStore, committed: Committed) -> dict[str, Any] | Non
     body = get_if_there(store, key, max_bytes=MAX_TRACE_BYTES)
     if body is None:
         return None
-    return decode_trace(body, seq=committed.seq, record_blake3=committed.blake3, key=key)
+    return decode_trace(body, seq=committed.seq, record_blake3=committed.blake3, key=key, signing=signing)

@@ -18,6 +18,7 @@ from ckptstore.protocol.log import Entry, RunLog
 from ckptstore.protocol.reading import get_if_there, read_run
 from ckptstore.protocol.shares import Share
 from ckptstore.protocol.verify_data import Finding, Level, Progress, Verdict, finding_of, unwatched, verify_data
+from ckptstore.signing import Signing
 
 __all__ = [
     "Finding",
@@ -156,7 +157,7 @@ def _check_run(store: ObjectStore, known: Fold) -> None:
         )
 
 
-def readable_records(store: ObjectStore) -> Iterator[Entry]:
+def readable_records(store: ObjectStore, *, signing: Signing | None = None) -> Iterator[Entry]:
     """Yield the records below the first that is damaged or missing, one by one: what a damaged log still says."""
     body = get_if_there(store, RUN_KEY, max_bytes=MAX_RECORD_BYTES)
     if body is None:
@@ -165,7 +166,7 @@ def readable_records(store: ObjectStore) -> Iterator[Entry]:
         run, digest = read_run(store, body), blake3(body).hexdigest()
         fold = Fold(run=run.run, run_blake3=digest, last=digest)
         while (body := get_if_there(store, slot_key(fold.end), max_bytes=MAX_RECORD_BYTES)) is not None:
-            entry = Entry(fold.end, *decode_record(body, seq=fold.end, run=fold.run), body)
+            entry = Entry(fold.end, *decode_record(body, seq=fold.end, run=fold.run, signing=signing), body)
             fold = apply_to_own(fold, entry.envelope, entry.record, entry.blake3)
             yield entry
             if fold.stopped is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 from collections.abc import Callable, Sequence
@@ -185,7 +186,7 @@ class Trainer:
         kept = Catalog(self.log).checkpoints()
         if kept:
             target = self.chance.choice(kept[-3:])
-            Catalog(self.log).rollback(target.seq)
+            roll_back(self.log, target.seq)
             self.incarnation.loaded = target.seq
 
 
@@ -317,13 +318,19 @@ def _restore(process: Process, log: RunLog) -> Any:
     return Catalog(log).restore(process.chance.sample(aside, min(2, len(aside))))
 
 
+def roll_back(log: RunLog, seq: int) -> None:
+    """Go back to `seq`, unless somebody has set it aside since it was chosen: that is refused."""
+    with contextlib.suppress(InvalidInputError):
+        Catalog(log).rollback(seq)
+
+
 def _prove(process: Process, log: RunLog) -> Any:
     return Catalog(log).prove(any_kept(process, log).seq, verdict="as before")
 
 
-def _roll_back(process: Process, log: RunLog) -> Any:
-    selectable = Catalog(log).checkpoints()
-    return Catalog(log).rollback(process.chance.choice(selectable).seq) if selectable else None
+def _roll_back(process: Process, log: RunLog) -> None:
+    if selectable := Catalog(log).checkpoints():
+        roll_back(log, process.chance.choice(selectable).seq)
 
 
 def _verify(process: Process, log: RunLog) -> None:

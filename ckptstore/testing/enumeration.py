@@ -7,6 +7,7 @@ store calls; then all others go on, what was under way arrives, and a `Watch` lo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import pickle
 from collections.abc import Callable, Iterator
@@ -263,22 +264,28 @@ def single_writer(world: World) -> Iterator[str]:
 Enumeration = Callable[[Callable[[], ObjectStore]], Iterator[str]]
 
 
-def enumerations() -> dict[str, Enumeration]:
-    """Return all enumerations by name. Each takes a maker of empty stores and yields what is wrong: nothing at best."""
-    single = LogOptions(assume_single_writer=True)
+def enumerations(options: LogOptions | None = None) -> dict[str, Enumeration]:
+    """Return all enumerations by name. Each takes a maker of empty stores and yields what is wrong: nothing at best.
+
+    Args:
+        options: How processes append.
+    """
+    single = dataclasses.replace(options or LogOptions(), assume_single_writer=True)
     unknown_late = functools.partial(unknown, arrives_first=False)
     unknown_early = functools.partial(unknown, arrives_first=True)
     return {
-        "each fault": lambda make: _each_fault(restart, make),
-        "each death": lambda make: _each_death(restart, make),
-        "first open, each fault": lambda make: _each_fault(first_open, make),
-        "first open, each death": lambda make: _each_death(first_open, make),
-        "each outage": lambda make: chain(_each_outage(unknown_late, make), _each_outage(unknown_early, make)),
-        "each intrusion": lambda make: _each_intrusion(ghost, make),
-        "many writers": lambda make: _each_fault(many_writers, make),
-        "roll-back, each fault": lambda make: _each_fault(roll_back, make),
-        "roll-back, each death": lambda make: _each_death(roll_back, make),
-        "roll-back, each intrusion": lambda make: _each_intrusion(roll_back, make),
+        "each fault": lambda make: _each_fault(restart, make, options=options),
+        "each death": lambda make: _each_death(restart, make, options=options),
+        "first open, each fault": lambda make: _each_fault(first_open, make, options=options),
+        "first open, each death": lambda make: _each_death(first_open, make, options=options),
+        "each outage": lambda make: chain(
+            _each_outage(unknown_late, make, options=options), _each_outage(unknown_early, make, options=options)
+        ),
+        "each intrusion": lambda make: _each_intrusion(ghost, make, options=options),
+        "many writers": lambda make: _each_fault(many_writers, make, options=options),
+        "roll-back, each fault": lambda make: _each_fault(roll_back, make, options=options),
+        "roll-back, each death": lambda make: _each_death(roll_back, make, options=options),
+        "roll-back, each intrusion": lambda make: _each_intrusion(roll_back, make, options=options),
         "single writer": lambda make: _each_fault(single_writer, lambda: overwriting(make()), options=single),
         "single writer, each death": lambda make: _each_death(restart, lambda: overwriting(make()), options=single),
     }
@@ -347,9 +354,11 @@ def _each_death(
             yield from play(story, world, what=f"{_name(story)}, killed in {call}, {lands=}")
 
 
-def _each_outage(story: Story, make_store: Callable[[], ObjectStore]) -> Iterator[str]:
+def _each_outage(
+    story: Story, make_store: Callable[[], ObjectStore], *, options: LogOptions | None = None
+) -> Iterator[str]:
     """From one send on, the log does not answer until the deadline has passed."""
-    for call in calls_of(story, make_store):
+    for call in calls_of(story, make_store, options):
         if not (call.creates and call.key.startswith("log/")):
             continue
         for fault in (Fault.UNSENT, Fault.LOST_REPLY, Fault.LATE):
@@ -364,13 +373,17 @@ def _each_outage(story: Story, make_store: Callable[[], ObjectStore]) -> Iterato
                 return FaultyStore(world.store, plan)
 
             yield from play(
-                story, World(make_store(), silent), what=f"{_name(story)}, no answer after {call}: {fault.name}"
+                story,
+                World(make_store(), silent, options=options),
+                what=f"{_name(story)}, no answer after {call}: {fault.name}",
             )
 
 
-def _each_intrusion(story: Story, make_store: Callable[[], ObjectStore]) -> Iterator[str]:
+def _each_intrusion(
+    story: Story, make_store: Callable[[], ObjectStore], *, options: LogOptions | None = None
+) -> Iterator[str]:
     """Before or after one call of the victim another job claims and saves."""
-    for call in calls_of(story, make_store):
+    for call in calls_of(story, make_store, options):
         for lands in (False, True):
 
             def intruded(world: World, index: int = call.index, *, lands: bool = lands) -> TappedStore:
@@ -386,7 +399,11 @@ def _each_intrusion(story: Story, make_store: Callable[[], ObjectStore]) -> Iter
 
                 return TappedStore(world.store, tap)
 
-            yield from play(story, World(make_store(), intruded), what=f"{_name(story)}, intruder at {call}, {lands=}")
+            yield from play(
+                story,
+                World(make_store(), intruded, options=options),
+                what=f"{_name(story)}, intruder at {call}, {lands=}",
+            )
 
 
 def _name(story: Story) -> str:

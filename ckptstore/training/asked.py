@@ -24,7 +24,7 @@ class Asked:
         matrix: Which changes of topology are allowed.
         allow: Names of fingerprints, components and facts that may differ.
         engine, storage_options, transfer: How the store is opened.
-        log: How records are appended.
+        log: How records are appended, and who must have signed them.
         observer: Hears of what fails.
         hold: Called on rank 0 with the checkpoint that was chosen, before it is loaded.
     """

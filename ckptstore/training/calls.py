@@ -12,7 +12,7 @@ import storage_writers as sw
 from ckptstore.errors import InvalidInputError
 from ckptstore.events import Observer, silent
 from ckptstore.maintenance.retention import Keep
-from ckptstore.options import TransferOptions, check_flags, check_kinds
+from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds
 from ckptstore.protocol.verify import Level
 from ckptstore.training import resuming, saving
 from ckptstore.training.asked import Asked
@@ -83,6 +83,7 @@ def resume(  # noqa: PLR0913  (the same)
     engine: str | None = None,
     storage_options: Mapping[str, object] | None = None,
     transfer: TransferOptions | None = None,
+    log: LogOptions | None = None,
     observer: Observer = silent,
 ) -> ResumeReport:
     """Let a training state be what was saved, or report that nothing was. Collective.
@@ -102,6 +103,7 @@ def resume(  # noqa: PLR0913  (the same)
         engine: What moves the bytes, where a scheme has several.
         storage_options: Of the store's engine.
         transfer: How bytes are moved.
+        log: Who must have signed the run's records.
         observer: Hears of how it ended.
 
     Raises:
@@ -114,7 +116,7 @@ def resume(  # noqa: PLR0913  (the same)
     """
     _check_state(state)
     check_flags(allow_one_rank=allow_one_rank)
-    check_kinds(matrix=(matrix, Matrix))
+    check_kinds(matrix=(matrix, Matrix), log=(log, LogOptions))
     asked = Asked(
         os.fspath(url),
         checkpoint_id=checkpoint_id,
@@ -127,6 +129,7 @@ def resume(  # noqa: PLR0913  (the same)
         engine=engine,
         storage_options=storage_options,
         transfer=transfer,
+        log=log,
         observer=observer,
     )
     began, meeting = time.monotonic(), Meeting(process_group, one_rank=allow_one_rank)

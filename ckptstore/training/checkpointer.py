@@ -112,8 +112,7 @@ class Checkpointer:
         self._url = os.fspath(url)
         self.state = state
         self._schedule = Schedule(every_steps, every_seconds, every_epochs)
-        self._keep, self._background = keep, background
-        self._observer = observer
+        self._keep, self._background, self._observer = keep, background, observer
         self._clock = clock or SystemClock()
         self._meeting = Meeting(process_group, one_rank=allow_one_rank, seconds=agree_timeout_seconds)
         self._signals = Signals(stop_signals, seconds=stop_seconds, clock=self._clock)

@@ -95,7 +95,7 @@ class Decision:
     @property
     def drill(self) -> str:
         """The command that tries it."""
-        return f"ckptstore drill reshard --from {spelled(self.saved)} --to {spelled(self.now)}"
+        return f"ckptstore drill reshard URL --from {spelled(self.saved)} --to {spelled(self.now)}"
 
     @property
     def way(self) -> str:
@@ -103,8 +103,8 @@ class Decision:
         if self.status == "forbidden":
             return "The matrix forbids it: resume with another topology."
         if self.status == "verified":
-            return f"Its entry names no evidence: run `{self.drill}` and name its report as `evidence`."
-        return f"Run `{self.drill}`, and enter it into the matrix as verified, with the report as evidence."
+            return f"Its entry names no evidence: run `{self.drill} --matrix FILE`, which enters it."
+        return f"Run `{self.drill} --matrix FILE`, which enters it into the matrix as verified, with its evidence."
 
     def __str__(self) -> str:
         change = "the same topology" if self.category == SAME else f"{spelled(self.saved)} → {spelled(self.now)}"
@@ -274,5 +274,5 @@ def _parsed(text: str, what: str) -> Any:
         raise InvalidInputError(f"{what} is longer than {MAX_MATRIX_BYTES} letters.", hint=_HINT)
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506  (it is a SafeLoader)
-    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever broken text makes of a constructor
         raise InvalidInputError(f"{what} is no YAML: {str(error)[:300]}", hint=_HINT) from error

@@ -259,6 +259,7 @@ class Flow:
             engine=self.asked.engine,
             storage_options=self.asked.storage_options,
             transfer=self.asked.transfer,
+            log=self.asked.log,
         )
         reader = self.meeting.all_do("reader", make)
         sw.load(nested(direct), storage_reader=reader, process_group=self.meeting.given, no_dist=self.meeting.is_alone)

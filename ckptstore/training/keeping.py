@@ -10,7 +10,7 @@ from typing import Any
 import storage_writers as sw
 from ckptstore import Checkpoint, CheckpointStore
 from ckptstore.clock import Clock
-from ckptstore.errors import CkptStoreError, FencedError
+from ckptstore.errors import CkptStoreError, FencedError, safe_text
 from ckptstore.events import KeepFailed, Observer, tell
 from ckptstore.format.layout import slot_key
 from ckptstore.maintenance.collect import collect_retired, retire_by
@@ -115,7 +115,7 @@ class Keeping:
             try:
                 thread.start()
             except RuntimeError as error:  # no thread to be had
-                self._tell(str(error))
+                self._tell(safe_text(error))
                 return
             self._thread = thread
 
@@ -133,7 +133,7 @@ class Keeping:
                 self._is_over = True
                 self._tell(error.message)
             except Exception as error:  # noqa: BLE001  (whatever it is, the training goes on)
-                self._tell(str(error))
+                self._tell(safe_text(error))
 
     def _release_all(self) -> None:
         while self._held:

@@ -48,7 +48,7 @@ def value_types() -> ValueTypes:
     """
     types = standard_types()
     types.register("torch.dtype", torch.dtype, encode=_from_dtype, decode=_to_dtype)
-    types.register("torch.device", torch.device, encode=str, decode=torch.device)
+    types.register("torch.device", torch.device, encode=str, decode=_to_device)
     types.register("torch.size", torch.Size, encode=list, decode=_to_size)
     types.register("torch.tensor", torch.Tensor, encode=_from_tensor, decode=_to_tensor)
     types.register_dataclass(TensorRef, "ckptstore.tensor_ref")
@@ -76,14 +76,20 @@ def _from_dtype(dtype: torch.dtype) -> str:
 
 
 def _to_dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
+    dtype = vars(torch).get(name)  # `getattr` would import what torch imports on demand
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r:.40} is no dtype of torch {torch.__version__}")  # noqa: TRY004  (a document's fault)
     return dtype
 
 
+def _to_device(name: str) -> torch.device:
+    if type(name) is not str:
+        raise ValueError(f"{name!r:.40} is no device")
+    return torch.device(name)
+
+
 def _to_size(lengths: list[int]) -> torch.Size:
-    if not all(type(length) is int and length >= 0 for length in lengths):
+    if type(lengths) is not list or not all(type(length) is int and length >= 0 for length in lengths):
         raise ValueError(f"{lengths!r:.40} is no shape")
     return torch.Size(lengths)
 
@@ -98,7 +104,7 @@ def _from_tensor(tensor: torch.Tensor) -> dict[str, Any]:
 def _to_tensor(fields: dict[str, Any]) -> torch.Tensor:
     dtype, shape, data = _to_dtype(fields["dtype"]), _to_size(fields["shape"]), fields["data"]
     stored = _STORABLE[dtype]
-    if len(data) != math.prod(shape) * stored.itemsize:
+    if type(data) is not bytes or len(data) != math.prod(shape) * stored.itemsize:
         raise ValueError(f"{len(data)} bytes are not {list(shape)} elements of {dtype}")
     if dtype is torch.bool and data.strip(b"\0\1"):
         raise ValueError("a bool is a byte of 0 or 1")

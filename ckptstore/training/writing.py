@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from ckptstore.clock import Clock
+from ckptstore.errors import safe_text
 from ckptstore.events import Observer, TraceFailed, tell
 
 _log = logging.getLogger("ckptstore.training")
@@ -32,7 +33,7 @@ class Writing:
             try:
                 work()
             except Exception as error:  # noqa: BLE001  (whatever it is, the training goes on)
-                self.tell_failed(name, str(error))
+                self.tell_failed(name, safe_text(error))
 
         self._writes = [each for each in self._writes if each[1].is_alive()]
         if len(self._writes) >= self._at_once:
@@ -43,7 +44,7 @@ class Writing:
         try:
             thread.start()
         except RuntimeError as error:  # no thread to be had
-            self.tell_failed(name, str(error))
+            self.tell_failed(name, safe_text(error))
             return
         self._writes.append((name, thread))
 

@@ -123,3 +123,11 @@ def test_an_aim_compares_round_by_round_and_says_whether_it_is_met():
 def test_an_unknown_name_is_refused_with_those_that_are_known(capsys):
     assert entry.main(["saev"]) == 2
     assert "save, load, stall" in capsys.readouterr().err
+
+
+def test_drills_are_run_by_the_command_and_the_table_says_how_each_ended(tmp_path):
+    little = ["drills", "--place", "file", "--drill", "lost-latest", "--results", str(tmp_path)]
+    assert entry.main(little) == 0
+    (row,) = json.loads((tmp_path / "drills.json").read_text())["rows"]
+    assert (row["place"], row["exit_code"]) == ("file", 0)
+    assert "| 4 | `lost-latest` | passed" in (tmp_path / "DRILLS.md").read_text()

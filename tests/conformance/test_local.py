@@ -22,7 +22,7 @@ from ckptstore.errors import (
 )
 from ckptstore.objectstore.durable import WRITE_BACK_BYTES
 from ckptstore.objectstore.local import LocalStore
-from ckptstore.objectstore.port import PutMode
+from ckptstore.objectstore.port import PendingUpload, PutMode
 from ckptstore.objectstore.urls import open_store
 
 
@@ -245,6 +245,53 @@ def test_links_and_pipes_are_neither_listed_nor_followed(store, tmp_path):
             assert caught.value.facts["path"] == str(run / key)
         store.delete(key)
     assert (run / "data" / "file").is_symlink()
+
+
+def test_a_directory_that_is_a_link_leads_nowhere(store, tmp_path):
+    """Nothing outside of the root is read, written or deleted, whoever put the link there."""
+    store.put("data/a", b"x")
+    outside = tmp_path / "outside"
+    (outside / "inner").mkdir(parents=True)
+    for name in ("secret", ".ckptstore-tmp-1", "inner/secret"):
+        (outside / name).write_bytes(b"s")
+    run = tmp_path / "above" / "run"
+    (run / "data" / "0").symlink_to(outside)
+    (run / "log").symlink_to(outside, target_is_directory=True)
+    for key in ("data/0/secret", "data/0/inner/secret", "log/secret", "log/new"):
+        for ask in (
+            store.head,
+            store.delete,
+            lambda key: store.get(key, max_bytes=10),
+            lambda key: store.get_range(key, start=0, length=1),
+            lambda key: store.put(key, b"y"),
+            lambda key: store.put(key, b"y", mode=PutMode.CREATE),
+            lambda key: store.open_upload(key, size=1),
+        ):
+            with pytest.raises(IntegrityError, match="is a link") as caught:
+                ask(key)
+            assert caught.value.facts["path"] in (str(run / "data" / "0"), str(run / "log"))
+    for prefix in ("data/0/", "data/0/inner/", "log/"):
+        for listing in (store.list, store.list_uploads):
+            with pytest.raises(IntegrityError, match="is a link"):
+                list(listing(prefix))
+    with pytest.raises(IntegrityError, match="is a link"):
+        store.abort_upload(PendingUpload("data/0/x", "data/0/.ckptstore-tmp-1", None))
+    assert [info.key for info in store.list("")] == ["data/a"]
+    assert sorted(str(path.relative_to(outside)) for path in outside.rglob("*")) == [
+        ".ckptstore-tmp-1",
+        "inner",
+        "inner/secret",
+        "secret",
+    ]
+
+
+def test_the_root_itself_may_be_reached_by_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    store = LocalStore(str(tmp_path / "run"))
+    store.put("data/a", b"x")
+    assert (tmp_path / "disk" / "data" / "a").read_bytes() == b"x"
+    assert [info.key for info in store.list("")] == ["data/a"]
 
 
 def test_a_file_in_the_way_of_a_directory_is_said(store):

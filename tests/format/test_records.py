@@ -37,6 +37,7 @@ from ckptstore.format.records import (
     encode_record,
     encode_run,
 )
+from ckptstore.signing import Signing
 
 GOLDEN = Path(__file__).parent / "golden_records"
 RUN = "8c1f0000000000000000000000000001"
@@ -105,6 +106,17 @@ def test_the_golden_records_say_what_they_always_said(seq):
 def test_the_golden_run_and_hint_say_what_they_always_said():
     assert decode_run((GOLDEN / "run.json").read_bytes()) == RUN_FILE
     assert decode_latest((GOLDEN / "latest.json").read_bytes()) == LatestHint(1, "6" * 64, STEM.name, 12000, AT)
+
+
+def test_a_signed_record_is_byte_for_byte_what_was_always_signed():
+    path = GOLDEN.parent / "golden_signed" / "000000000001.COMMIT.json"
+    prev = blake3((GOLDEN / "000000000000.CLAIM.json").read_bytes()).hexdigest()
+    signing = Signing(key=bytes(range(32)))
+    body = encode_record(COMMIT, Envelope(1, RUN, 1, f"{1:032x}", AT, prev), signing=signing)
+    assert body == path.read_bytes()
+    trusted = Signing(trusted=(signing.public,))
+    assert repr(decode_record(body, seq=1, run=RUN, signing=trusted)[1]) == repr(COMMIT)
+    assert repr(decode_record(body, seq=1, run=RUN)[1]) == repr(COMMIT)
 
 
 def test_a_record_is_sorted_json_with_one_newline_and_its_own_hash_last():

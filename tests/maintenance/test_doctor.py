@@ -100,7 +100,7 @@ def test_a_run_that_is_there_is_told_and_stays_as_it_is():
     before = {info.key: info.etag for info in store.list("")}
     report = examine(store, scope=QUICK)
     assert {info.key: info.etag for info in store.list("")} == before
-    assert verdicts(report, "run") == {"log": "ok", "claim": "ok"}
+    assert verdicts(report, "run") == {"log": "ok", "claim": "ok", "signature": "ok"}
     assert report.find("run", "log").value == 2
     claim(log, Incarnation.new(job="gpt-2", host="node-9"))
     check = examine(store, scope=QUICK).find("run", "claim")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptstore.format.codec import PartRef
@@ -14,6 +14,7 @@ from ckptstore.maintenance.retention import Keep, retirable
 from ckptstore.protocol.fold import MIN_KEEP, Committed, Fold, Pinned, rejection
 
 NONCE = f"{7:032x}"
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
 
 def checkpoint(seq, *, step=None, metrics=None, tags=(), at="2026-01-02T03:04:05.678Z", **more):
@@ -142,6 +143,7 @@ def folds(draw):
     return fold_of(*(one(seq) for seq in range(1, draw(st.integers(0, 9)) + 1)))
 
 
+@unhurried
 @given(folds(), rules)
 def test_what_a_policy_lets_go_of_may_be_retired_and_nothing_precious_is_in_it(fold, rule):
     gone = retirable(fold, Keep(**rule))
@@ -153,6 +155,7 @@ def test_what_a_policy_lets_go_of_may_be_retired_and_nothing_precious_is_in_it(f
     assert not gone or rejection(fold, fold.end, Retire(tuple(gone), "policy")) is None
 
 
+@unhurried
 @given(folds(), rules)
 def test_rules_compose_as_a_union_and_what_is_let_go_of_stays_let_go_of(fold, rule):
     whole = {*retirable(fold, Keep(**rule))}
@@ -163,6 +166,7 @@ def test_rules_compose_as_a_union_and_what_is_let_go_of_stays_let_go_of(fold, ru
     assert retirable(rest, Keep(**rule)) == []
 
 
+@unhurried
 @given(folds(), rules, st.integers(0, 12), st.floats())
 def test_a_commit_more_never_brings_back_what_was_let_go_of(fold, rule, step, loss):
     """So a plan that was shown still holds when the job commits in between (I17)."""

@@ -86,7 +86,7 @@ def test_any_other_change_needs_a_verified_entry_and_the_drill_is_named(later):
     with pytest.raises(IncompatibleStateError) as caught:
         Matrix.read(EXAMPLE).decide(SAVED, later)
     assert caught.value.facts["category"] == 2
-    assert caught.value.hint.startswith("Run `ckptstore drill reshard --from dp=8,tp=8,pp=1,zero=1,fsdp=1 --to dp=")
+    assert caught.value.hint.startswith("Run `ckptstore drill reshard URL --from dp=8,tp=8,pp=1,zero=1,fsdp=1 --to dp=")
 
 
 def test_a_verified_entry_with_evidence_opens_category_2():

@@ -136,7 +136,7 @@ def test_the_same_program_may_resume_and_nothing_is_remarked():
         (
             facts(parallelism={**PARALLELISM, "dp": 2, "fsdp": 2, "tp": 2}),
             "parallelism.tp: 1 → 2",
-            "`ckptstore drill reshard --from dp=4,tp=1,pp=1,zero=3,fsdp=4 --to dp=2,tp=2,pp=1,zero=3,fsdp=2`",
+            "drill reshard URL --from dp=4,tp=1,pp=1,zero=3,fsdp=4 --to dp=2,tp=2,pp=1,zero=3,fsdp=2 --matrix FILE`",
         ),
         (facts(parallelism={**PARALLELISM, "zero": 2}), "parallelism.zero: 3 → 2", "ckptstore drill reshard"),
     ],

@@ -161,7 +161,7 @@ def refused(url, wrap):
 
 def test_replicas_go_on_as_shards_only_where_the_matrix_says_so(gang, tmp_path):
     at_save, losses, _ = gang.values(2, saved, str(tmp_path / "run"), "ddp")[0]
-    assert "ckptstore drill reshard --from" in gang.values(2, refused, str(tmp_path / "run"), "fsdp2")[0]
+    assert "ckptstore drill reshard URL --from" in gang.values(2, refused, str(tmp_path / "run"), "fsdp2")[0]
     entry = {"from": {"dp": 2}, "to": {"dp": 2, "fsdp": 2, "zero": 3}, "status": "verified", "evidence": "this test"}
     for at_resume, after, _, verdict in gang.values(2, resumed, str(tmp_path / "run"), "fsdp2", Matrix.read([entry])):
         assert same(at_resume["tensors"], at_save["tensors"])

@@ -1,0 +1,1 @@
+"""One drill a file. Each returns what was seen, or raises `NotAsPromised`."""
