@@ -56,6 +56,7 @@ class Variant:
         return {
             **os.environ,
             "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",  # who aborts says where
             "PYTHONPATH": str(ROOT),
             "GLOO_SOCKET_IFNAME": "lo",
             "RES_OPTIONS": "timeout:1 attempts:1",  # torch asks for the name of each peer
