@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STORE  ?= file
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test lint slow table bench scale soak chaos clean
+.PHONY: help demo test lint slow table bench scale soak chaos model clean
 
 help:
 	@sed -n 's/^##//p' $(MAKEFILE_LIST)
@@ -73,6 +73,10 @@ soak: $(VENV)/.bench
 ## make chaos          kill the plain example at every file event of its saves, one process and two ranks: an hour on two cores
 chaos: $(VENV)/.ready
 	$(BIN)/python -m benchmarks chaos
+
+## make model          explore a bounded model of the commit protocol, state by state: some minutes on one core
+model: $(VENV)/.ready
+	$(BIN)/python -m benchmarks model
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

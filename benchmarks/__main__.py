@@ -20,6 +20,7 @@ NAMES = (
     "soak",
     "endurance",
     "chaos",
+    "model",
     "report",
 )
 

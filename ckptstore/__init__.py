@@ -28,6 +28,8 @@ from ckptstore.errors import (
 from ckptstore.events import Observer
 from ckptstore.format.records import Commit
 from ckptstore.format.value_types import ValueTypes
+from ckptstore.maintenance.repair import Repair
+from ckptstore.maintenance.scrub import Scrub
 from ckptstore.options import LogOptions, RetryOptions, TransferOptions
 from ckptstore.protocol.catalog import Uncommitted
 from ckptstore.protocol.fold import Committed, Ignored, Reign
@@ -61,8 +63,10 @@ __all__ = [
     "Observer",
     "OutcomeUnknownError",
     "Reign",
+    "Repair",
     "ResumeError",
     "RetryOptions",
+    "Scrub",
     "StalledError",
     "SupersededError",
     "TransferOptions",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.clock import SystemClock, SystemIds
 from ckptstore.events import Observer, silent
 from ckptstore.format.records import SetAside
+from ckptstore.maintenance.repair import Repair
+from ckptstore.maintenance.scrub import Scrub
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import LogOptions, TransferOptions
 from ckptstore.protocol.catalog import Catalog, Reason, Uncommitted
 from ckptstore.protocol.fold import Committed, Ignored, Reign
 from ckptstore.protocol.log import Entry, RunLog
+from ckptstore.protocol.shares import Share
 from ckptstore.protocol.traces import write_trace
 from ckptstore.protocol.verify import Level, Progress, Verdict, readable_records, unwatched
 from ckptstore.retiring import Retiring
@@ -23,8 +26,8 @@ from ckptstore.retiring import Retiring
 class CheckpointStore(Retiring):
     """A run: its root, its log, its checkpoints. Opening creates nothing and claims nothing."""
 
-    def __init__(self, store: ObjectStore, log: RunLog, transfer: TransferOptions) -> None:
-        self._store, self._log, self._transfer = store, log, transfer
+    def __init__(self, log: RunLog, transfer: TransferOptions, *, again: Callable[[], ObjectStore]) -> None:
+        self._store, self._log, self._transfer, self._again = log.store, log, transfer, again
         self._catalog = Catalog(log)
 
     @classmethod
@@ -55,11 +58,14 @@ class CheckpointStore(Retiring):
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
         transfer = transfer or TransferOptions()
-        store = open_store(url, engine=engine, storage_options=storage_options, transfer=transfer)
-        opened = RunLog.open(
-            store, clock=SystemClock(), ids=SystemIds(), options=log or LogOptions(), observer=observer
+
+        def opened() -> ObjectStore:
+            return open_store(url, engine=engine, storage_options=storage_options, transfer=transfer)
+
+        run = RunLog.open(
+            opened(), clock=SystemClock(), ids=SystemIds(), options=log or LogOptions(), observer=observer
         )
-        return cls(store, opened, transfer)
+        return cls(run, transfer, again=opened)
 
     @staticmethod
     def readable_records(
@@ -172,6 +178,8 @@ class CheckpointStore(Retiring):
     ) -> Verdict:
         """Verify the log, and a checkpoint as deep as `level` says; what is wrong stands in the verdict.
 
+        An object that is found damaged is read again over a connection of its own: see `Finding.confirmed`.
+
         Args:
             checkpoint: Which one, or what `get` finds it by: its name, or `name@seq`; None: the log alone.
             level: `chain` (records link), `exists` (sizes; the default for a checkpoint), `etag` (the store's own
@@ -187,7 +195,7 @@ class CheckpointStore(Retiring):
         """
         committed = None if checkpoint is None else self._named(checkpoint).committed
         level = level or ("chain" if checkpoint is None else "exists")
-        return self._catalog.verify(committed, level=level, options=self._transfer, progress=progress)
+        return self.scrub().verify(committed, level=level, progress=progress)
 
     def verify_kept(self, *, level: Level = "exists", progress: Progress = unwatched) -> Iterator[Verdict]:
         """Return a verdict on the log, then one on the data of each checkpoint, newest first, set aside or not.
@@ -199,7 +207,22 @@ class CheckpointStore(Retiring):
             IntegrityError: What was appended to the log since it was opened is damaged.
             UnsupportedError: With the first verdict: a newer version wrote to the log.
         """
-        return self._catalog.verify_kept(level=level, options=self._transfer, progress=progress)
+        return self.scrub().verify_kept(level=level, progress=progress)
+
+    def scrub(self, *, subset: tuple[int, int] = (1, 1)) -> Scrub:
+        """Return a pass over the run's objects that can do more than `verify`: quarantine, record, reckon what is lost.
+
+        Args:
+            subset: `(k, n)`: the k-th of n shares of the objects, which together have each exactly once.
+
+        Raises:
+            InvalidInputError: There is no such share.
+        """
+        return Scrub(self._log, options=self._transfer, again=self._again, share=Share(*subset))
+
+    def repair(self) -> Repair:
+        """Return what may be done for a run that was damaged: hints, objects from a replica, a log that was lost."""
+        return Repair(self._log, options=self._transfer, again=self._again)
 
     def pin(self, checkpoint: Checkpoint | str, *, holder: str, reason: str = "") -> bool:
         """Keep a checkpoint from being retired while `holder` holds it; False if it is pinned just so already.

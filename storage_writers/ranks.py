@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, cast
@@ -98,7 +99,8 @@ def _client() -> Any:
     return _background_client[1]
 
 
-_background_group: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None
+_background_group: tuple[weakref.ref[Any], weakref.ref[Any]] | None = None
+"""With the default group of that time. Torch holds both: what it lets go of ends, with its threads."""
 
 
 def background_group() -> dist.ProcessGroup | None:
@@ -110,9 +112,11 @@ def background_group() -> dist.ProcessGroup | None:
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return None
     default = dist.distributed_c10d._get_default_group()  # noqa: SLF001  (it has no public name that is typed)
-    if _background_group is None or _background_group[0] is not default:
-        _background_group = (default, cast("dist.ProcessGroup", dist.new_group(backend="gloo")))
-    return _background_group[1]
+    known, group = (None, None) if _background_group is None else (each() for each in _background_group)
+    if group is None or known is not default:
+        group = dist.new_group(backend="gloo")
+        _background_group = weakref.ref(default), weakref.ref(group)
+    return cast("dist.ProcessGroup", group)
 
 
 def leave_background_group() -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptstore.errors import InvalidInputError
-from ckptstore.options import LogOptions
+from ckptstore.options import LogOptions, TransferOptions
 from ckptstore.store import CheckpointStore
 
 NAMES = ("--engine", "--option", "-o")
@@ -120,9 +120,11 @@ def pointed(hint: str) -> str:
     return _COMMAND.sub(lambda command: _PLACE.sub(lambda _: place, command[0]), hint)
 
 
-def open_run(url: str, *, log: LogOptions | None = None) -> CheckpointStore:
+def open_run(url: str, *, log: LogOptions | None = None, transfer: TransferOptions | None = None) -> CheckpointStore:
     """Return the run at `url`. See `CheckpointStore.open`."""
-    return CheckpointStore.open(url, engine=_said.engine, storage_options=_said.storage_options, log=log)
+    return CheckpointStore.open(
+        url, engine=_said.engine, storage_options=_said.storage_options, log=log, transfer=transfer
+    )
 
 
 def moved_to_the_front(arguments: Sequence[str]) -> list[str]:

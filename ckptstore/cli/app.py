@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 import ckptstore
-from ckptstore.cli import access, changing, checking, collecting, doctor, listing, looking, tuning
+from ckptstore.cli import access, changing, checking, collecting, doctor, listing, looking, repairing, tuning
 from ckptstore.cli.documents import Document, error_document
 from ckptstore.cli.exits import EPILOG, Exit, exit_for
 from ckptstore.cli.render import print_error, print_json, print_line
@@ -106,6 +106,7 @@ for _command in (
     listing.log,
     looking.tree,
     checking.verify,
+    repairing.repair,
     changing.rollback,
     changing.restore,
     changing.pin,

@@ -20,6 +20,9 @@ from ckptstore.store import CheckpointStore
 
 Document = dict[str, Any]
 
+MAX_TENSORS = 20
+"""So many of those that damage hits are named."""
+
 
 def run_document(store: CheckpointStore) -> Document:
     """Return what every answer about a run begins with."""
@@ -119,24 +122,16 @@ def record_document(entry: Entry, ignored: Mapping[int, str]) -> Document:
 
 def findings_of(verdict: Verdict, *, of_log: bool) -> list[Document]:
     """Return what a verification found in the log, or what it found in the data."""
+    names = ("level", "kind", "key", "expected", "found", "message", "confirmed")
     return [
-        {name: getattr(each, name) for name in ("level", "kind", "key", "expected", "found", "message")}
+        {
+            **{name: getattr(each, name) for name in names},
+            "tensors": list(each.tensors[:MAX_TENSORS]),
+            "tensor_count": len(each.tensors),
+        }
         for each in verdict.findings
         if (each.level == "chain") is of_log
     ]
-
-
-def verdict_document(verdict: Verdict, checkpoint: Checkpoint) -> Document:
-    """Return what a verification found in a checkpoint's data; what it found in the log stands apart."""
-    findings = findings_of(verdict, of_log=False)
-    return {
-        "checkpoint_id": checkpoint.checkpoint_id,
-        "seq": checkpoint.seq,
-        "set_aside": checkpoint.committed.set_aside,
-        "ok": not findings,
-        "bytes_read": verdict.bytes_read,
-        "findings": findings,
-    }
 
 
 def error_document(error: CkptStoreError) -> Document:

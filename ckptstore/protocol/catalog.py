@@ -18,7 +18,8 @@ from ckptstore.options import TransferOptions
 from ckptstore.protocol.claim import check_who
 from ckptstore.protocol.fold import Committed, Fold
 from ckptstore.protocol.log import Entry, RunLog
-from ckptstore.protocol.verify import Level, Progress, Verdict, unwatched, verify, verify_kept
+from ckptstore.protocol.shares import Share
+from ckptstore.protocol.verify import ALL, Level, Progress, Verdict, unwatched, verify, verify_kept
 
 Reason = Literal["quarantined", "abandoned"]
 
@@ -137,18 +138,24 @@ class Catalog:
         level: Level | None = None,
         options: TransferOptions | None = None,
         progress: Progress = unwatched,
+        share: Share = ALL,
     ) -> Verdict:
         """Verify the log, and a checkpoint as far as `level` says: by default `full`. See `verify.verify`."""
         self.log.refresh()
         level = level or ("chain" if committed is None else "full")
-        return verify(self.log, committed, level, options or TransferOptions(), progress)
+        return verify(self.log, committed, level, options or TransferOptions(), progress, share=share)
 
     def verify_kept(
-        self, *, level: Level = "full", options: TransferOptions | None = None, progress: Progress = unwatched
+        self,
+        *,
+        level: Level = "full",
+        options: TransferOptions | None = None,
+        progress: Progress = unwatched,
+        share: Share = ALL,
     ) -> Iterator[Verdict]:
         """Verify the log, then all that is kept. See `verify.verify_kept`."""
         self.log.refresh()
-        return verify_kept(self.log, level, options or TransferOptions(), progress)
+        return verify_kept(self.log, level, options or TransferOptions(), progress, share=share)
 
     def in_progress(self) -> list[Uncommitted]:
         """Return the attempts that have data and no commit, by term and number. Lists all of `data/`."""

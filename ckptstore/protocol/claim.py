@@ -36,6 +36,8 @@ class Incarnation:
         self.id, self.job, self.host = id, job, host
         self.loaded: int | None = None
         """seq of the checkpoint that this process loaded: the parent of its first commit."""
+        self.doubted: set[str] = set()
+        """Attempts whose commit may still land, though nobody could say so when it was tried."""
         self._term: int | None = None
         self._attempts = 0
         self._fenced: FencedError | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from blake3 import blake3
 
 from ckptstore.errors import (
+    CkptStoreError,
+    CommitUnknownError,
+    FencedError,
     IntegrityError,
     InvalidInputError,
     NotFoundError,
@@ -71,19 +75,20 @@ def commit(  # noqa: PLR0913  (what every rank handed in, and how to store it)
     If killed: data under a private prefix, and the commit stands in the log or not. With it, everything is there (I4).
     """
     options = options or TransferOptions()
-    if incarnation.fenced and log.refresh().committed_at(str(attempt.stem)) is None:
-        incarnation.check()  # else it landed before the fence did: say so (I5)
-    if attempt.run != log.run:
-        raise InvalidInputError(f"The attempt is of run {attempt.run}, this log is of run {log.run}.")
-    ordered = _checked(attempt, shards, software or {})
-    parts = _write_parts(log, ordered, attempt, planner)
-    documents = _write_documents(log, attempt)
-    expected = [(stored.shard.path, stored.shard.size, stored.shard.etag) for stored in ordered]
-    written = parts if documents is None else [*parts, documents]
-    verify_stored(log, expected + [(ref.path, ref.size, None) for ref in written], options)
-    totals = ShardTotals(len(ordered), sum(stored.shard.size for stored in ordered))
-    record = attempt.record(shards=totals, parts=_named(parts), documents=documents, software=software or {})
-    committed, body = append_commit(log, incarnation, record, allowed=allowed)
+    with _in_doubt(incarnation, str(attempt.stem)):
+        if incarnation.fenced and log.refresh().committed_at(str(attempt.stem)) is None:
+            incarnation.check()  # else it landed before the fence did: say so (I5)
+        if attempt.run != log.run:
+            raise InvalidInputError(f"The attempt is of run {attempt.run}, this log is of run {log.run}.")
+        ordered = _checked(attempt, shards, software or {})
+        parts = _write_parts(log, ordered, attempt, planner)
+        documents = _write_documents(log, attempt)
+        expected = [(stored.shard.path, stored.shard.size, stored.shard.etag) for stored in ordered]
+        written = parts if documents is None else [*parts, documents]
+        verify_stored(log, expected + [(ref.path, ref.size, None) for ref in written], options)
+        totals = ShardTotals(len(ordered), sum(stored.shard.size for stored in ordered))
+        record = attempt.record(shards=totals, parts=_named(parts), documents=documents, software=software or {})
+        committed, body = append_commit(log, incarnation, record, allowed=allowed)
     tell(
         log.observer,
         CommittedEvent(
@@ -95,6 +100,26 @@ def commit(  # noqa: PLR0913  (what every rank handed in, and how to store it)
     )
     _write_hints(log, committed, body)
     return committed
+
+
+@contextlib.contextmanager
+def _in_doubt(incarnation: Incarnation, prefix: str) -> Iterator[None]:
+    """Let an attempt stay unknown, once it was, until the log decides: its earlier request may still land (I5)."""
+    try:
+        yield
+    except (FencedError, SupersededError):
+        raise
+    except CommitUnknownError:
+        incarnation.doubted.add(prefix)
+        raise
+    except CkptStoreError as error:
+        if prefix not in incarnation.doubted:
+            raise
+        raise CommitUnknownError(
+            f"An earlier try to commit {prefix} may still land; this one failed: {error.message}",
+            hint="Delete nothing. Commit this attempt again, or save again: the next append decides.",
+            prefix=prefix,
+        ) from error
 
 
 def append_commit(
@@ -266,14 +291,18 @@ def _put_part(log: RunLog, key: str, body: bytes) -> None:
         raise UnavailableError(f"Whether {key} was stored is not known. Nothing was committed.", hint="Save again.")
 
 
-def _write_hints(log: RunLog, committed: Committed, body: bytes | None) -> None:
-    hint = LatestHint(
+def latest_hint(committed: Committed) -> LatestHint:
+    """Return what `latest.json` says of a commit."""
+    return LatestHint(
         seq=committed.seq,
         record_blake3=committed.blake3,
         checkpoint_id=committed.commit.checkpoint_id,
         global_step=committed.commit.global_step,
         committed_at=committed.written_at,
     )
-    log.write_hint(LATEST_KEY, encode_latest(hint))
+
+
+def _write_hints(log: RunLog, committed: Committed, body: bytes | None) -> None:
+    log.write_hint(LATEST_KEY, encode_latest(latest_hint(committed)))
     if body is not None:
         log.write_hint(committed.commit.stem.committed_key, body)

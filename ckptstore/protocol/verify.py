@@ -3,80 +3,56 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import replace
 
 from blake3 import blake3
 
 from ckptstore.errors import IntegrityError, InvalidInputError
 from ckptstore.format.layout import RUN_KEY, slot_key
 from ckptstore.format.records import LEVELS, MAX_RECORD_BYTES, decode_record
-from ckptstore.format.shard import Shard, StoredShard
-from ckptstore.objectstore.port import ObjectInfo, ObjectStore
+from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.fold import Committed, Fold, apply_to_own
 from ckptstore.protocol.log import Entry, RunLog
-from ckptstore.protocol.parts import load_documents, load_parts
 from ckptstore.protocol.reading import get_if_there, read_run
-from ckptstore.transfer.download import verify_shard
+from ckptstore.protocol.shares import Share
+from ckptstore.protocol.verify_data import Finding, Level, Progress, Verdict, finding_of, unwatched, verify_data
 
-Level = Literal["chain", "exists", "etag", "full"]
-Progress = Callable[[int, int], None]
-"""Told how many bytes of a checkpoint's shards are verified so far, and of how many."""
+__all__ = [
+    "Finding",
+    "Level",
+    "Progress",
+    "Verdict",
+    "check_chain",
+    "readable_records",
+    "unwatched",
+    "verify",
+    "verify_kept",
+    "without_retired",
+]
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as it was written.
-
-    Args:
-        level: The level that found it.
-        kind: `damaged`, `missing`, `size`, or `rewritten` (the store calls the bytes other bytes: no proof of damage).
-        key: Of the object.
-        expected: What was recorded.
-        found: What is there.
-        message: For people.
-    """
-
-    level: str
-    kind: str
-    key: str
-    expected: str
-    found: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a verification found.
-
-    Args:
-        level: How far it went; every weaker level is included.
-        seq: The checkpoint, or None for the log alone.
-        findings: Empty if all is well.
-        bytes_read: Of shards.
-    """
-
-    level: str
-    seq: int | None
-    findings: tuple[Finding, ...]
-    bytes_read: int = 0
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
-
-
-def unwatched(done: int, total: int) -> None:
-    """Watch nothing."""
+ALL = Share()
 
 
 def verify(
-    log: RunLog, committed: Committed | None, level: Level, options: TransferOptions, progress: Progress = unwatched
+    log: RunLog,
+    committed: Committed | None,
+    level: Level,
+    options: TransferOptions,
+    progress: Progress = unwatched,
+    *,
+    share: Share = ALL,
 ) -> Verdict:
     """Verify the log and, above level `chain`, one checkpoint, as far as `level` says.
+
+    Args:
+        log: Open.
+        committed: The checkpoint; None: the log alone.
+        level: How far.
+        options: How bytes are moved.
+        progress: Told of bytes that are hashed.
+        share: Which objects. The log counts as one, under the key `run.json`.
 
     Raises:
         InvalidInputError: There is no such level, or a checkpoint is needed for it.
@@ -86,15 +62,15 @@ def verify(
     _check_level(level)
     if committed is None and level != "chain":
         raise InvalidInputError(f"Level {level!r} needs a checkpoint.", hint="Name one, or use level='chain'.")
-    findings = _chain_findings(log)
+    chain = _verify_chain(log, share)
     if committed is None or level == "chain":
-        return Verdict(level, committed.seq if committed else None, tuple(findings))
-    verdict = _verify_data(log, committed, level, options, progress)
-    return replace(verdict, findings=(*findings, *verdict.findings))
+        return replace(chain, seq=committed.seq, checkpoint_id=committed.commit.checkpoint_id) if committed else chain
+    verdict = _verify_one(log, committed, level, options, progress, share)
+    return replace(verdict, findings=(*chain.findings, *verdict.findings), objects=(*chain.objects, *verdict.objects))
 
 
 def verify_kept(
-    log: RunLog, level: Level, options: TransferOptions, progress: Progress = unwatched
+    log: RunLog, level: Level, options: TransferOptions, progress: Progress = unwatched, *, share: Share = ALL
 ) -> Iterator[Verdict]:
     """Return a verdict on the log and then, above level `chain`, one on the data of each kept checkpoint, newest first.
 
@@ -108,11 +84,23 @@ def verify_kept(
     _check_level(level)
 
     def verdicts() -> Iterator[Verdict]:
-        yield verify(log, None, "chain", options)
+        yield _verify_chain(log, share)
         for committed in reversed(log.fold.kept if level != "chain" else []):
-            yield _verify_data(log, committed, level, options, progress)
+            yield _verify_one(log, committed, level, options, progress, share)
 
     return verdicts()
+
+
+def without_retired(log: RunLog, verdict: Verdict) -> Verdict:
+    """Return a verdict that finds no damage in a checkpoint that was retired meanwhile: what is gone may be gone (I8).
+
+    Raises:
+        CkptStoreError: The log could not be read.
+    """
+    if verdict.ok or verdict.seq is None or verdict.seq in log.refresh().whole().commits:
+        return verdict
+    chain = tuple(each for each in verdict.findings if each.level == "chain")
+    return replace(verdict, findings=chain, retired=True)
 
 
 def _check_level(level: str) -> None:
@@ -120,40 +108,18 @@ def _check_level(level: str) -> None:
         raise InvalidInputError(f"{level!r} is not one of {LEVELS}.", hint="Use level='full'.")
 
 
-def _verify_data(
-    log: RunLog, committed: Committed, level: Level, options: TransferOptions, progress: Progress
-) -> Verdict:
-    verdict = _verify_shards(log, committed, level, options, progress)
-    try:
-        load_documents(log.store, committed)
-    except IntegrityError as error:
-        return replace(verdict, findings=(*verdict.findings, _finding("exists", committed.commit.prefix, error)))
-    return verdict
+def _verify_chain(log: RunLog, share: Share) -> Verdict:
+    if not share.holds(RUN_KEY):
+        log.fold.whole()
+        return Verdict("chain", None, (), complete=share.is_whole)
+    return Verdict("chain", None, tuple(_chain_findings(log)), objects=(RUN_KEY,), complete=share.is_whole)
 
 
-def _verify_shards(
-    log: RunLog, committed: Committed, level: Level, options: TransferOptions, progress: Progress
+def _verify_one(
+    log: RunLog, committed: Committed, level: Level, options: TransferOptions, progress: Progress, share: Share
 ) -> Verdict:
-    try:
-        shards = [stored for part in load_parts(log.store, committed) for stored in part.shards]
-    except IntegrityError as error:
-        return Verdict(level, committed.seq, (_finding("exists", committed.commit.prefix, error),))
-    listed = _listed(log, shards)
-    findings = [found for stored in shards for found in _compare(level, stored.shard, listed.get(stored.shard.path))]
-    if level != "full":
-        return Verdict(level, committed.seq, tuple(findings))
-    gone = {each.key for each in findings if each.kind != "rewritten"}
-    there = [stored for stored in shards if stored.shard.path not in gone]
-    read, total, right = 0, sum(stored.shard.size for stored in there), set()
-    for stored in there:
-        try:
-            read += verify_shard(log.store, stored, options=options)
-            right.add(stored.shard.path)
-        except IntegrityError as error:
-            findings.append(_finding("full", stored.shard.path, error))
-        progress(read, total)
-    # A shard that was rewritten with the very same bytes, by a copy of the bucket, say, is what was written.
-    return Verdict(level, committed.seq, tuple(each for each in findings if each.key not in right), read)
+    verdict = verify_data(log.store, committed, level, options=options, progress=progress, wanted=share.holds)
+    return without_retired(log, replace(verdict, complete=share.is_whole))
 
 
 def check_chain(log: RunLog) -> None:
@@ -210,35 +176,5 @@ def _chain_findings(log: RunLog) -> list[Finding]:
     try:
         check_chain(log)
     except IntegrityError as error:
-        return [_finding("chain", RUN_KEY, error)]
+        return [finding_of("chain", RUN_KEY, error)]
     return []
-
-
-def _listed(log: RunLog, shards: Iterable[StoredShard]) -> dict[str, ObjectInfo]:
-    prefixes = sorted({stored.shard.path.rpartition("/")[0] + "/" for stored in shards})
-    return {info.key: info for prefix in prefixes for info in log.store.list(prefix)}
-
-
-def _compare(level: Level, shard: Shard, info: ObjectInfo | None) -> list[Finding]:
-    if info is None:
-        return [Finding("exists", "missing", shard.path, str(shard.size), "nothing", f"{shard.path} is missing.")]
-    if info.size != shard.size:
-        text = f"{shard.path} has {info.size} bytes, committed were {shard.size}."
-        return [Finding("exists", "size", shard.path, str(shard.size), str(info.size), text)]
-    if level != "exists" and None not in (info.etag, shard.etag) and info.etag != shard.etag:
-        text = f"{shard.path} was rewritten since the commit; its bytes may be the same."
-        return [Finding("etag", "rewritten", shard.path, str(shard.etag), str(info.etag), text)]
-    return []
-
-
-def _finding(level: str, key: str, error: IntegrityError) -> Finding:
-    facts = error.facts
-    missing = "found" in facts and facts["found"] is None
-    return Finding(
-        level,
-        "missing" if missing else "damaged",
-        str(facts.get("key", key)),
-        str(facts.get("expected", "")),
-        str(facts.get("found", "")),
-        error.message,
-    )

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ckptstore.errors import DisagreementError, InvalidInputError
 from ckptstore.format.canonical import canonical_json
 from ckptstore.format.checksum import hexdigest
+from ckptstore.training import groups
 from storage_writers import agreement, ranks
 from storage_writers.ranks import Peers
 
@@ -198,9 +199,9 @@ class Meeting:
     def _added(self, numbers: Sequence[float]) -> list[float]:
         added = torch.tensor(numbers, dtype=torch.float64)  # which holds sums of halves exactly
         try:
-            dist.all_reduce(added, group=self.group)
+            groups.add_up(added, self.group)
         except RuntimeError as error:
-            _groups.pop(("sums", self._members), None)
+            groups.forget("sums", self._members)
             raise DisagreementError(
                 f"Rank {self.rank} waited for the others and lost them: {error!s:.500}",
                 hint="Look for the first rank that failed; all ranks must make the same calls in the same order.",
@@ -237,21 +238,8 @@ class Meeting:
         return self.given if self.given is None or self.world_size == 1 else self._made("saves", self._members)
 
     def _made(self, purpose: str, members: tuple[int, ...] | None) -> dist.ProcessGroup:
-        default: dist.ProcessGroup = dist.distributed_c10d._get_default_group()  # noqa: SLF001  (it has no public name)
-        made = _groups.get((purpose, members))
-        if made is None or made[0] is not default:
-            group = dist.new_group(
-                members,
-                timeout=None if self.peers.store is None else self.peers.store.timeout,  # the launch's, not torch's own
-                backend="gloo",
-                use_local_synchronization=members is not None,
-            )
-            made = _groups[purpose, members] = default, cast("dist.ProcessGroup", group)
-        return made[1]
-
-
-_groups: dict[tuple[str, tuple[int, ...] | None], tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
-"""By purpose and members (None: all), with the default group of that time: each costs sockets to every other rank."""
+        launch = None if self.peers.store is None else self.peers.store.timeout  # not torch's own
+        return groups.group_of(purpose, members, timeout=launch)
 
 
 def digest_of(said: Mapping[str, Any]) -> str:

@@ -208,15 +208,31 @@ def fetch_verified(store: ObjectStore, span: Span, table: bytes, fetching: threa
         IntegrityError: A leaf is not what was written. The facts name it.
     """
     with fetching:  # whoever holds it waits for a request, which has limits of its own
-        data = _range(store, span.shard, span.start, span.length)
+        data = fetch(store, span)
+    for error in damaged_leaves(span, data, table):
+        raise error
+    return data
+
+
+def fetch(store: ObjectStore, span: Span) -> memoryview:
+    """Return a span's bytes, of which nothing is verified but how many they are.
+
+    Raises:
+        IntegrityError: They are fewer, or the object is missing.
+    """
+    data = _range(store, span.shard, span.start, span.length)
     expect(span.shard, "length of a ranged read", data.nbytes, span.length)
+    return data
+
+
+def damaged_leaves(span: Span, data: memoryview, table: bytes) -> Iterator[IntegrityError]:
+    """Yield an error for each leaf of a span that is not what was written; the facts name it."""
     for leaf in span.leaves:
         at = (leaf.wanted.item.first_leaf + leaf.number) * DIGEST_BYTES
         offset = leaf.start - span.start
         found, expected = digest(data[offset : offset + leaf.nbytes]), table[at : at + DIGEST_BYTES]
         if found != expected:
-            raise _damaged(span.shard, leaf, found, expected)
-    return data
+            yield _damaged(span.shard, leaf, found, expected)
 
 
 def write_out(span: Span, data: memoryview) -> None:
@@ -285,13 +301,27 @@ def verify_shard(store: ObjectStore, stored: StoredShard, *, options: TransferOp
     Raises:
         IntegrityError: Any byte is not what was written, the header contradicts the manifest, or the object is missing.
     """
-    shard = stored.shard
-    header, table = structure(store, shard)
-    _check_header(shard, header, header_entries(stored.items, len(header), leaf_count=len(table) // DIGEST_BYTES))
-    wanted = [Wanted(item, 1, leaves=range(item.leaf_count)) for item in stored.items]
-    spans = list(_spans(shard, wanted, options))
+    shard, table = stored.shard, checked_table(store, stored)
+    spans = list(spans_of_shard(stored, options))
     _each_verified(store, spans, {shard.path: table}, options, lambda *_: None)
-    return len(header) + len(table) + sum(span.length for span in spans)
+    return shard.header_bytes + len(table) + sum(span.length for span in spans)
+
+
+def checked_table(store: ObjectStore, stored: StoredShard) -> bytes:
+    """Return a shard's leaf table, after the checks of `check_shard`; and its header says what the manifest says.
+
+    Raises:
+        IntegrityError: One of them is not what was recorded, or the object is missing.
+    """
+    header, table = structure(store, stored.shard)
+    leaf_count = len(table) // DIGEST_BYTES
+    _check_header(stored.shard, header, header_entries(stored.items, len(header), leaf_count=leaf_count))
+    return table
+
+
+def spans_of_shard(stored: StoredShard, options: TransferOptions) -> Iterator[Span]:
+    """Yield the ranged reads that fetch all items of a shard, in file order, without a gap."""
+    return _spans(stored.shard, [Wanted(each, 1, leaves=range(each.leaf_count)) for each in stored.items], options)
 
 
 def _check_header(shard: Shard, header: bytes, entries: dict[str, dict[str, Any]]) -> None:

@@ -418,6 +418,26 @@ def test_an_attempt_of_unknown_outcome_may_be_committed_again(landed):
     assert len(opened(store).checkpoints()) == 2
 
 
+@pytest.mark.parametrize("refusal", [Fault.REFUSED, Fault.DENIED])
+def test_an_attempt_of_unknown_outcome_that_is_refused_when_it_is_committed_again_stays_unknown(refusal):
+    """I5: the first request may still land."""
+    how = []
+    store = FaultyStore(MemoryStore(), silent_after_put(how))
+    job = Job(store, options=LogOptions(deadline_seconds=5))
+    job.save("a")
+    attempt, shards = begun(job, "b")
+    how.append(Fault.LATE)
+    with pytest.raises(CommitUnknownError):
+        commit(job.log, job.incarnation, attempt, shards)
+    refused = FaultyStore(store.inner, lambda call: refusal if call.creates and call.key.startswith("log/") else None)
+    job.log.store, incarnation = refused, carried(job.incarnation)
+    with pytest.raises(CommitUnknownError, match="may still land") as caught:
+        commit(job.log, incarnation, attempt, shards)
+    assert caught.value.facts == {"prefix": str(attempt.stem)}
+    store.deliver()
+    assert commit(job.log, incarnation, attempt, shards).seq == 2
+
+
 def test_an_attempt_below_a_committed_one_is_superseded():
     """I7: a collector may have taken it for an orphan since."""
     job = Job(MemoryStore())

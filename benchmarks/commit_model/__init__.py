@@ -1,0 +1,1 @@
+"""A bounded model of the commit protocol, explored state by state. `python -m benchmarks model` runs it."""

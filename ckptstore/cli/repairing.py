@@ -1,0 +1,212 @@
+"""`repair`: hints, objects from a replica, a log that was lost. It shows what it would do; with --yes it does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ckptstore.checkpoint import Checkpoint
+from ckptstore.cli.access import open_run, pointed, said
+from ckptstore.cli.arguments import AsJson, Url, warn_of_lost_tail
+from ckptstore.cli.changing import SingleWriter
+from ckptstore.cli.documents import Document, run_document
+from ckptstore.cli.exits import Exit
+from ckptstore.cli.render import print_json, print_line, print_warning, progress_of
+from ckptstore.cli.sharing import Memory, Threads, transfer_of
+from ckptstore.errors import InvalidInputError, ResumeError
+from ckptstore.maintenance.hints import Hint
+from ckptstore.maintenance.repair import Mend, Repair
+from ckptstore.objectstore.port import ObjectStore
+from ckptstore.objectstore.urls import open_store
+from ckptstore.options import LogOptions, TransferOptions
+from ckptstore.protocol.verify import Progress
+from ckptstore.store import CheckpointStore
+from ckptstore.units import counted, format_bytes
+
+LOST = (
+    "What stood in the lost log alone is lost: what was set aside, pinned, verified or proved. Look at what is there "
+    "with `ckptstore ls URL`, and go back with `ckptstore rollback URL NAME` if need be, before a job is started."
+)
+
+
+def repair(  # noqa: PLR0913  (what a person may ask for)
+    url: Url,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", show_default=False, help="With --from, a checkpoint: NAME or NAME@SEQ; by default all."
+        ),
+    ] = None,
+    *,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="URL2", help="A replica of the run: mend damaged objects from it.")
+    ] = None,
+    rebuild_log: Annotated[
+        bool, typer.Option("--rebuild-log", help="All records are lost: make a new log from the copies of commits.")
+    ] = False,
+    restores: Annotated[
+        bool, typer.Option("--restore", help="Let what was quarantined, and is whole now, be selected again.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without it, what would be done is shown.")] = False,
+    memory: Memory = "64M",
+    threads: Threads = 4,
+    single_writer: SingleWriter = False,
+    as_json: AsJson = False,
+) -> int:
+    """Repair what can be made again, and guess nothing.
+
+    Without --yes it changes nothing. Hints that are missing or stale are made again from the log.
+
+    With --from, every kept checkpoint, or the named one, is verified at level full, and what is damaged in two readings
+    is stored again from the replica: the same bytes that the log names, hashed before they are sent and read back.
+
+    With --rebuild-log, a new log is made from the copies of commits beside the data, of checkpoints whose every byte is
+    there. It is refused while there is any record. Stop every job first.
+    """
+    transfer = transfer_of(memory=memory, threads=threads)
+    if rebuild_log and (name is not None or source is not None or restores):
+        raise InvalidInputError("--rebuild-log stands alone.", hint="Leave out NAME, --from and --restore.")
+    store = open_run(url, log=LogOptions(assume_single_writer=single_writer), transfer=transfer)
+    if rebuild_log:
+        return _rebuild(store, yes=yes, as_json=as_json)
+    work = store.repair()
+    stale = work.stale_hints()
+    if yes:
+        work.write_hints(stale)
+    checkpoints = []
+    with progress_of("verifying, level full", wanted=not as_json) as progress:
+        for each in _targets(store, name, source):
+            one = _Mending(work, each, _replica(source or "", url, transfer), progress)
+            checkpoints.append(one.done(store, restores=restores) if yes else one.shown())
+    document: Document = {
+        **run_document(store),
+        "applied": yes,
+        "ok": all(each["ok"] for each in checkpoints),
+        "hints": [{"key": each.key, "why": each.why, "written": yes} for each in stale],
+        "checkpoints": checkpoints,
+    }
+    if as_json:
+        print_json(document)
+    else:
+        _print(document, stale)
+        warn_of_lost_tail(store)
+    return Exit.FINE if document["ok"] and store.lost_from is None else Exit.BAD
+
+
+class _Mending:
+    """One checkpoint, and the replica."""
+
+    def __init__(self, work: Repair, checkpoint: Checkpoint, source: ObjectStore, progress: Progress) -> None:
+        self._work, self._checkpoint, self._source, self._progress = work, checkpoint, source, progress
+
+    def shown(self) -> Document:
+        """Return what would be done."""
+        committed = self._checkpoint.committed
+        verdict = self._work.verdict(committed, progress=self._progress)
+        mends = [*self._work.mends(committed, verdict, self._source)]
+        restorable = verdict.passed and self._work.may_be_restored(committed)
+        ok = verdict.passed or verdict.retired
+        return self._document(mends, ok=ok, restorable=restorable, restored=False)
+
+    def done(self, store: CheckpointStore, *, restores: bool) -> Document:
+        """Do it, and return what was done."""
+        committed = self._checkpoint.committed
+        mends = self._work.mend(committed, self._source, progress=self._progress)
+        verdict = self._work.verdict(committed, progress=self._progress)
+        restorable = verdict.passed and self._work.may_be_restored(committed)
+        restored = restorable and restores and store.restore(self._checkpoint)
+        return self._document(mends, ok=verdict.passed or verdict.retired, restorable=restorable, restored=restored)
+
+    def _document(self, mends: Iterable[Mend], *, ok: bool, restorable: bool, restored: bool) -> Document:
+        committed = self._checkpoint.committed
+        return {
+            "checkpoint_id": committed.commit.checkpoint_id,
+            "seq": committed.seq,
+            "set_aside": None if restored else committed.set_aside,
+            "ok": ok,
+            "objects": [{key: value for key, value in asdict(each).items() if key != "seq"} for each in mends],
+            "restorable": restorable and not restored,
+            "restored": restored,
+        }
+
+
+def _targets(store: CheckpointStore, name: str | None, source: str | None) -> list[Checkpoint]:
+    if name is not None and source is None:
+        raise InvalidInputError("A name needs --from: its data are mended from a replica.", hint="Add --from URL2.")
+    if source is None:
+        return []
+    return [store.get(name)] if name is not None else store.checkpoints(include_set_aside=True)
+
+
+def _replica(source: str, url: str, transfer: TransferOptions) -> ObjectStore:
+    """Return the replica. What was said about the way to the store holds for it too if its URL is of the same kind."""
+    alike = source.partition("://")[0] == url.partition("://")[0] if "://" in source else "://" not in url
+    access = said()
+    return open_store(
+        source,
+        engine=access.engine if alike else None,
+        storage_options=access.storage_options if alike else None,
+        transfer=transfer,
+    )
+
+
+def _print(document: Document, stale: list[Hint]) -> None:
+    done = document["applied"]
+    for hint in stale:
+        print_line(f"{'written' if done else 'would be written'}: {hint.key} ({hint.why})")
+    if not stale:
+        print_line("The hints say what the log says.")
+    for each in document["checkpoints"]:
+        what = f"{each['checkpoint_id']}@{each['seq']}"
+        aside = f" ({each['set_aside']})" if each["set_aside"] else ""
+        print_line(f"{'ok' if each['ok'] else 'DAMAGED':8} {what}{aside}")
+        for mend in each["objects"]:
+            size = "" if mend["size"] is None else f", {format_bytes(mend['size'])}"
+            print_line(f"    {mend['outcome']}: {mend['key']}{size}")
+            print_line(f"        {mend['reason'] or mend['why']}")
+        if each["restored"]:
+            print_line("    It may be selected again.")
+        elif each["restorable"]:
+            print_line(pointed(f"    It is whole: `ckptstore restore URL {what}` lets it be selected again."))
+    if not done and (stale or any(each["objects"] for each in document["checkpoints"])):
+        print_line("Nothing was changed. Add --yes to do it.")
+
+
+def _rebuild(store: CheckpointStore, *, yes: bool, as_json: bool) -> int:
+    work = store.repair()
+    plan = work.rebuilding()
+    if not plan.found:
+        raise ResumeError("No copy of a commit has all of its bytes.", hint="Restore the log from a backup.")
+    there = work.rebuild_log(plan) if yes else []
+    document: Document = {
+        **run_document(store),
+        "run": plan.run,
+        "applied": yes,
+        "found": [
+            {
+                "checkpoint_id": each.committed.commit.checkpoint_id,
+                "prefix": each.committed.commit.prefix,
+                "global_step": each.committed.commit.global_step,
+                "committed": each.committed.commit.prefix in there,
+            }
+            for each in plan.found
+        ],
+        "left_out": [asdict(each) for each in plan.left_out],
+    }
+    if as_json:
+        print_json(document)
+    else:
+        for each in document["found"]:
+            print_line(f"{'committed' if yes else 'would be committed'}: {each['prefix']}")
+        for left in plan.left_out:
+            print_warning(f"left out: {left.key}: {left.why}")
+        if plan.left_out:
+            print_warning(
+                "A later collection takes what was left out for dead data: copy it away first if you need it."
+            )
+        print_line(counted(len(plan.found), "checkpoint") + (" committed." if yes else "; add --yes to write the log."))
+        print_line(pointed(LOST))
+    return Exit.FINE

@@ -1,0 +1,117 @@
+"""`repair`."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+
+@pytest.fixture
+def replica(run, tmp_path):
+    """Return a function that copies the run as it is."""
+
+    def copied():
+        target = tmp_path / "replica"
+        shutil.copytree(run.url, target)
+        return str(target)
+
+    return copied
+
+
+def forget_log(run):
+    for info in list(run.store.list("log/")):
+        run.store.delete(info.key)
+
+
+def test_a_run_that_is_well_needs_nothing(ckptstore, run):
+    run.save("a")
+    ended = ckptstore("repair", run.url)
+    assert (ended.code, ended.lines) == (0, ["The hints say what the log says."])
+    found = ckptstore("repair", run.url, "--yes", "--json").json
+    assert (found["ok"], found["applied"], found["hints"], found["checkpoints"]) == (True, True, [], [])
+
+
+def test_hints_are_shown_and_written_with_yes(ckptstore, run):
+    run.save("a")
+    run.store.delete("latest.json")
+    ended = ckptstore("repair", run.url)
+    assert (ended.code, "would be written: latest.json (missing)" in ended.out) == (0, True)
+    assert "latest.json" not in {info.key for info in run.store.list("")}
+    assert "written: latest.json" in ckptstore("repair", run.url, "--yes").out
+    assert ckptstore("repair", run.url, "--json").json["hints"] == []
+
+
+def test_damaged_objects_are_shown_then_mended_and_restoring_is_offered_then_done(ckptstore, run, replica):
+    run.save("a")
+    key = run.save("b").commit.stem.shard_key(1)
+    source = replica()
+    run.flip(key, 255)
+    assert ckptstore("verify", run.url, "--level", "full", "--quarantine").code == 1
+    ended = ckptstore("repair", run.url, "--from", source)
+    assert ended.code == 1
+    assert f"can be mended: {key}" in ended.out
+    assert "Add --yes" in ended.out
+    assert ckptstore("verify", run.url, "b@2", "--level", "full").code == 1
+    ended = ckptstore("repair", run.url, "--from", source, "--yes")
+    assert ended.code == 0
+    assert f"mended: {key}" in ended.out
+    assert f"ckptstore restore {run.url} b@2" in ended.out
+    assert ckptstore("latest", run.url, "--json").json["checkpoint"]["seq"] == 1
+    assert ckptstore("verify", run.url, "b@2", "--level", "full").code == 0
+    found = ckptstore("repair", run.url, "b@2", "--from", source, "--yes", "--restore", "--json").json
+    assert (found["checkpoints"][0]["restored"], found["checkpoints"][0]["objects"]) == (True, [])
+    assert ckptstore("latest", run.url, "--json").json["checkpoint"]["seq"] == 2
+
+
+def test_what_the_replica_does_not_have_stays_damaged_and_is_told(ckptstore, run, replica):
+    key = run.save("a").commit.stem.shard_key(1)
+    run.flip(key, 255)
+    found = ckptstore("repair", run.url, "--from", replica(), "--yes", "--json")
+    assert found.code == 1
+    (mend,) = found.json["checkpoints"][0]["objects"]
+    assert (mend["key"], mend["outcome"]) == (key, "cannot be mended")
+
+
+def test_a_log_that_was_lost_is_shown_then_written(ckptstore, run):
+    for step, name in enumerate("abc"):
+        run.save(name, step=step)
+    run.flip(run.catalog.find("b").commit.stem.shard_key(0), 255)
+    forget_log(run)
+    ended = ckptstore("repair", run.url, "--rebuild-log")
+    assert ended.code == 0
+    assert ended.out.count("would be committed") == 2
+    assert "left out" in ended.err
+    assert list(run.store.list("log/")) == []
+    found = ckptstore("repair", run.url, "--rebuild-log", "--yes", "--json").json
+    assert [(each["checkpoint_id"], each["committed"]) for each in found["found"]] == [("a", True), ("c", True)]
+    assert len(found["left_out"]) == 1
+    assert [each["checkpoint_id"] for each in ckptstore("ls", run.url, "--json").json["committed"]] == ["c", "a"]
+    assert ckptstore("verify", run.url, "--all", "--level", "full").code == 0
+
+
+def test_a_log_that_is_there_is_never_rebuilt(ckptstore, run):
+    run.save("a")
+    ended = ckptstore("repair", run.url, "--rebuild-log", "--yes", "--json")
+    assert (ended.code, ended.json["error"]) == (2, "invalid_input")
+    assert ckptstore("ls", run.url, "--json").json["committed"][0]["checkpoint_id"] == "a"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [["a"], ["--rebuild-log", "--restore"], ["--rebuild-log", "--from", "/x"], ["a", "--rebuild-log"]],
+    ids=" ".join,
+)
+def test_what_makes_no_sense_is_refused(ckptstore, run, more):
+    run.save("a")
+    ended = ckptstore("repair", run.url, *more, "--json")
+    assert (ended.code, ended.json["error"]) == (2, "invalid_input")
+
+
+def test_where_no_copy_is_whole_there_is_no_log(ckptstore, run):
+    committed = run.save("a")
+    run.store.delete(committed.commit.stem.shard_key(0))
+    forget_log(run)
+    ended = ckptstore("repair", run.url, "--rebuild-log", "--yes", "--json")
+    assert ended.code in (1, 2)
+    assert list(run.store.list("log/")) == []
