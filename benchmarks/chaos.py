@@ -27,7 +27,12 @@ from benchmarks.arguments import count
 ROOT = Path(__file__).parents[1]
 MODES = ("before", "torn", "term")
 SMALL = ("--steps", "4", "--every", "2", "--workers", "0")
-"""Two saves: that keeps the points few. Workers fetch samples and touch no file."""
+"""Two saves: that keeps the points few."""
+KEEPING = ("--steps", "8", "--every", "2", "--workers", "0", "--keep-last", "2")
+"""Four saves, of which two are deleted."""
+BAD = "HARD_FAIL,SILENT_DIVERGENCE,LOST_WORK,CONTROL_FAIL"
+BAD_KEEPING = "HARD_FAIL,SILENT_DIVERGENCE,CONTROL_FAIL"
+"""Whether work was lost the tool cannot say there: it takes each record of the log for a checkpoint."""
 ALL = 1000
 
 
@@ -39,11 +44,15 @@ class Variant:
         script: How Python is told to run it.
         ranks: How many processes it has.
         killed: Which of them.
+        setting: What the script is told. Workers fetch samples and touch no file, so there are none.
+        bad: Verdicts that it must not come to.
     """
 
     script: tuple[str, ...]
     ranks: int = 1
     killed: int = 0
+    setting: tuple[str, ...] = SMALL
+    bad: str = BAD
 
     @property
     def options(self) -> list[str]:
@@ -69,6 +78,7 @@ VARIANTS = {
     "one process": Variant(_PLAIN),
     "two ranks, rank 0 killed": Variant(_RANKS, ranks=2),
     "two ranks, rank 1 killed": Variant(_RANKS, ranks=2, killed=1),
+    "one process, two are kept": Variant(_PLAIN, setting=KEEPING, bad=BAD_KEEPING),
 }
 
 
@@ -121,7 +131,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", choices=VARIANTS, action="append", help="this variant; may be repeated. [all]")
     parser.add_argument("--results", type=Path, metavar="FOLDER", help="instead of benchmarks/results")
     given = parser.parse_args(argv)
-    about = {"modes": MODES, "points": given.points, "jobs": given.jobs, "setting": SMALL}
+    about = {"modes": MODES, "points": given.points, "jobs": given.jobs}
     before = results.read("chaos", folder=given.results)
     rows = {row["variant"]: row for row in before["rows"]} if before else {}
     bad = 0
@@ -154,10 +164,10 @@ def killed_everywhere(variant: Variant, work: Path, *, points: int = ALL, jobs: 
         "--modes": ",".join(MODES),
         "--max-points": str(points),
         "--jobs": str(jobs),
-        "--fail-on": "HARD_FAIL,SILENT_DIVERGENCE,LOST_WORK,CONTROL_FAIL",
+        "--fail-on": variant.bad,
     }
     told = ["run", "--ckpt-ignore-size", *(word for pair in options.items() for word in pair), *variant.options]
-    script = [*variant.script, "{out}/run", "--final", "{out}/final.pt", *SMALL]
+    script = [*variant.script, "{out}/run", "--final", "{out}/final.pt", *variant.setting]
     command = [sys.executable, "-m", "ckpt_chaos", *told, "--work", str(work), "--", sys.executable, *script]
     done = subprocess.run(  # (the limit is above what all points take)
         command, cwd=ROOT, env=variant.environment, check=False, capture_output=True, text=True, timeout=4 * 3600
