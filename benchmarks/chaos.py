@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,15 @@ BAD = "HARD_FAIL,SILENT_DIVERGENCE,LOST_WORK,CONTROL_FAIL"
 BAD_KEEPING = "HARD_FAIL,SILENT_DIVERGENCE,CONTROL_FAIL"
 """Whether work was lost the tool cannot say there: it takes each record of the log for a checkpoint."""
 ALL = 1000
+TOOL = ("-m", "ckpt_chaos")
+CHOSEN = """
+import sys
+from ckpt_chaos import byo, cli
+byo._select = lambda events, *_: [(at, mode) for at, mode in {wanted} if at <= len(events)]
+sys.exit(cli.main())
+"""
+"""The tool, at points that were chosen: it cannot be asked for some."""
+TURNS = 4
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,15 @@ class Point:
     crashed: bool
     planned: bool
 
+    @property
+    def at(self) -> tuple[int, str]:
+        """Number of the file event, and the mode."""
+        return int(self.label[1:].partition(" ")[0]), self.mode
+
+    def __str__(self) -> str:
+        """Return it in a line of the report."""
+        return f"{self.label}: newest {self.newest}, resumed from {self.resumed}, {self.verdict}"
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -139,16 +157,37 @@ def main(argv: list[str]) -> int:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="ckptstore-chaos-") as folder:
             ended = killed_everywhere(VARIANTS[name], Path(folder) / "work", points=given.points, jobs=given.jobs)
+            later = killed_later(VARIANTS[name], Path(folder), ended.points)
         took = {"seconds": round(time.monotonic() - began), "commit": results.commit()}
-        rows[name] = row = counted(name, ended) | took
-        bad += ended.code != 0
+        rows[name] = row = counted(name, ended) | {"shown_later": [str(point) for point in later]} | took
+        bad += ended.code != 0 or any(point.verdict != "PASS" for point in later)
         print(ended.output if ended.code else "", {key: row[key] for key in row if key not in ("list", "command")})
         kept = [rows[each] for each in VARIANTS if each in rows]
         print(results.write("chaos", kept, about=about, folder=given.results))  # after each: all take an hour
     return 1 if bad else 0
 
 
-def killed_everywhere(variant: Variant, work: Path, *, points: int = ALL, jobs: int = 2) -> Ended:
+def killed_later(variant: Variant, folder: Path, points: Sequence[Point]) -> list[Point]:
+    """Kill once more where a run ended before: it may make a file event less than the one that was counted."""
+    missed = {point.at for point in points if not point.crashed}
+    later: list[Point] = []
+    for turn in range(TURNS if missed else 0):
+        left = sorted(missed - {point.at for point in later})
+        if left:
+            tool = ("-c", CHOSEN.format(wanted=left))
+            ended = killed_everywhere(variant, folder / f"later-{turn}", tool=tool)
+            later += [point for point in ended.points if point.crashed]
+    return later
+
+
+def killed_everywhere(
+    variant: Variant,
+    work: Path,
+    *,
+    points: int = ALL,
+    jobs: int = 2,
+    tool: Sequence[str] = TOOL,
+) -> Ended:
     """Let the tool kill `variant` at its file events, evenly chosen if there are more than `points`.
 
     Args:
@@ -156,6 +195,7 @@ def killed_everywhere(variant: Variant, work: Path, *, points: int = ALL, jobs: 
         work: A folder that does not exist; runs are made there.
         points: For all modes together.
         jobs: Points at a time.
+        tool: How Python is told to run it.
     """
     options = {
         "--checkpoint-glob": "{out}/run/log/*.json",
@@ -168,7 +208,7 @@ def killed_everywhere(variant: Variant, work: Path, *, points: int = ALL, jobs: 
     }
     told = ["run", "--ckpt-ignore-size", *(word for pair in options.items() for word in pair), *variant.options]
     script = [*variant.script, "{out}/run", "--final", "{out}/final.pt", *variant.setting]
-    command = [sys.executable, "-m", "ckpt_chaos", *told, "--work", str(work), "--", sys.executable, *script]
+    command = [sys.executable, *tool, *told, "--work", str(work), "--", sys.executable, *script]
     done = subprocess.run(  # (the limit is above what all points take)
         command, cwd=ROOT, env=variant.environment, check=False, capture_output=True, text=True, timeout=4 * 3600
     )
@@ -229,8 +269,5 @@ def counted(name: str, ended: Ended) -> dict[str, Any]:
         "did_not_crash": [point.label for point in ended.points if not point.crashed],
         "at_another_event": [point.label for point in ended.points if not point.planned],
         "command": " ".join(ended.command),
-        "list": [
-            f"{point.label}: newest {point.newest}, resumed from {point.resumed}, {point.verdict}"
-            for point in ended.points
-        ],
+        "list": [str(point) for point in ended.points],
     }
