@@ -21,8 +21,8 @@ from ckptstore.protocol.log import RunLog
 from ckptstore.telemetry import Thresholds, bucket_families, dashboard, rules
 from ckptstore.telemetry.client import exposition
 from ckptstore.telemetry.from_bucket import values_of
-from ckptstore.telemetry.textfile import write_whole
 from ckptstore.units import GIB
+from ckptstore.wholefile import write_whole
 
 RULES, DASHBOARD = "ckptstore-rules.yml", "ckptstore-dashboard.json"
 

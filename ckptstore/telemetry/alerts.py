@@ -10,6 +10,8 @@ from ckptstore.errors import InvalidInputError
 from ckptstore.units import GIB
 
 GROUP = "ckptstore"
+EVENT_SECONDS = 3600
+"""For how long somebody is called for what has happened: it is an event, which no repair takes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +159,23 @@ def _saves(at: Thresholds) -> list[Alert]:
 
 
 def _damage() -> list[Alert]:
+    quarantined = f'delta(checkpoint_set_aside_count{{reason="quarantined"}}[{EVENT_SECONDS}s]) > 0'
     return [
         Alert(
             "CkptstoreChecksumFailure",
-            'checkpoint_checksum_failures_total > 0 or checkpoint_set_aside_count{reason="quarantined"} > 0',
+            f"{_lately('checkpoint_checksum_failures_total')} or {quarantined}",
             "critical",
-            "What was read of a checkpoint is not what was written.",
-            "A resume takes an older one. Find out which objects are damaged, and whether the store loses data.",
+            "In the last hour something of a checkpoint was not what was written, or one was quarantined.",
+            "A resume takes an older one. Find out which objects are damaged, and whether the store loses data. What a "
+            "replica has is mended by: ckptstore repair URL NAME --from URL2 --restore --yes. What nobody has is let "
+            "go by: ckptstore retire URL NAME.",
             "ckptstore verify URL --all --level full",
         ),
         Alert(
             "CkptstoreRestoreFailed",
-            "sum by (run, job, instance) (checkpoint_restore_failures_total) > 0",
+            f"sum by (run, job, instance) ({_lately('checkpoint_restore_failures_total')}) > 0",
             "warning",
-            "A load or a resume failed, or passed a checkpoint over.",
+            "In the last hour a load or a resume failed, or passed a checkpoint over.",
             "The label reason of checkpoint_restore_failures_total says with which code.",
             "ckptstore ls URL --all",
         ),
@@ -183,6 +188,12 @@ def _damage() -> list[Alert]:
             "ckptstore log URL",
         ),
     ]
+
+
+def _lately(counter: str) -> str:
+    """Return what is so where a counter has grown lately: seen to grow, or above 0 when it was seen first."""
+    since = f"{EVENT_SECONDS}s"
+    return f"(increase({counter}[{since}]) > 0 or ({counter} > 0 unless {counter} offset {since}))"
 
 
 def _bucket(at: Thresholds) -> list[Alert]:

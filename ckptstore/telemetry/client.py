@@ -72,6 +72,21 @@ class Collected:
         self.collect = families
 
 
-def age(committed_at: str, clock: Clock) -> float:
-    """Return how many seconds ago a record was made; what its clock has before ours counts as now."""
-    return max(0.0, (clock.now() - datetime.fromisoformat(committed_at)).total_seconds())
+def ages(moments: Mapping[tuple[str, ...], str], clock: Clock) -> Values:
+    """Return how many seconds ago records were made; what its clock has before ours counts as now.
+
+    Args:
+        moments: What the records say, by the values of a metric's labels. It is text for people, and another tool may
+            have written it otherwise: what names no moment is left out.
+        clock: Ours.
+    """
+    read = {labels: _moment(text) for labels, text in moments.items()}
+    return {labels: max(0.0, (clock.now() - at).total_seconds()) for labels, at in read.items() if at is not None}
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if at.tzinfo is None else at

@@ -11,7 +11,7 @@ from ckptstore.format.records import ABANDONED, QUARANTINED
 from ckptstore.protocol.catalog import Catalog, Uncommitted
 from ckptstore.protocol.fold import Fold
 from ckptstore.protocol.told import recovery_points
-from ckptstore.telemetry.client import Values, age, family
+from ckptstore.telemetry.client import Values, ages, family
 from ckptstore.telemetry.names import AGAINST
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _points(fold: Fold, clock: Clock) -> dict[str, Values]:
     steps = {name: point.global_step for name, point in points.items() if point.global_step is not None}
     newest = steps.get("committed")
     found: dict[str, Values] = {
-        "checkpoint_recovery_point_seconds": {(name,): age(at.committed_at, clock) for name, at in points.items()},
+        "checkpoint_recovery_point_seconds": ages({(name,): at.committed_at for name, at in points.items()}, clock),
     }
     if newest is not None:
         found["checkpoint_last_committed_step"] = {(): newest}
@@ -76,7 +76,7 @@ def _claim(fold: Fold, clock: Clock) -> dict[str, Values]:
     waiting = fold.claim is not None and fold.tip is None
     found: dict[str, Values] = {"checkpoint_claimed_without_commit": {(): waiting}}
     if fold.claim is not None:
-        found["checkpoint_claim_age_seconds"] = {(): age(fold.claim.written_at, clock)}
+        found["checkpoint_claim_age_seconds"] = ages({(): fold.claim.written_at}, clock)
     return found
 
 

@@ -31,7 +31,7 @@ from ckptstore.events import (
     ShardStored,
     Stepped,
 )
-from ckptstore.telemetry.client import RUN, Collected, Values, age, exposition, family, prometheus
+from ckptstore.telemetry.client import RUN, Collected, Values, ages, exposition, family, prometheus
 from ckptstore.telemetry.names import AGAINST, METRICS
 from ckptstore.telemetry.textfile import TextFile
 
@@ -51,6 +51,8 @@ _COUNTED: dict[type[Event], str] = {
     DamageFound: "checkpoint_checksum_failures_total",
 }
 """What is one more of something."""
+LOGS = 64
+"""Of so many runs it is remembered how they stand, until it is known which of them this process writes."""
 PHASES = ("stage", "plan", "upload", "gather", "verify", "commit")
 
 
@@ -75,7 +77,11 @@ class Metrics:
         self._lag = 0.0
         self._leads = False
         """This rank commits, so it knows how the run stands."""
+        self._written: str | None = None
+        """The run that this process writes: what logs of other runs tell, a base model's, say, is none of its."""
         self._points: dict[str, Point | None] = {}
+        self._told: dict[str, dict[str, Point | None]] = {}
+        """Of other runs. A log is opened before it is claimed, so the next one written is perhaps among them."""
         self._step: int | None = None
         self._delta: float | None = None
         own = [name for name, metric in METRICS.items() if metric.who != "bucket" and metric.kind != "gauge"]
@@ -115,12 +121,31 @@ class Metrics:
                 self._take_save(event)
             case ShardStored():
                 self._of("checkpoint_bytes_total").inc(event.size)
-            case Claimed() | AttemptBegan() | Committed():
-                self._leads = True
+            case Claimed() | AttemptBegan():
+                self._lead(event.run)
             case RecoveryPoints():
-                self._points = {name: getattr(event, name) for name in AGAINST}
+                self._take_points(event)
             case Resumed() | Loaded() | RestoreFailed() | ProofEnded():
                 self._take_restore(event)
+
+    def _lead(self, run: str) -> None:
+        """Note which run this process writes."""
+        with self._lock:
+            self._leads = True
+            if run != self._written:
+                resumed = self._points if self._written is None else {}
+                self._written, self._points = run, {**self._told.pop(run, {}), **resumed}
+
+    def _take_points(self, event: RecoveryPoints) -> None:
+        points = {name: getattr(event, name) for name in AGAINST}
+        with self._lock:
+            if event.run == self._written:
+                self._points = points
+                return
+            self._told.pop(event.run, None)
+            self._told[event.run] = points
+            if len(self._told) > LOGS:
+                del self._told[next(iter(self._told))]
 
     def _take_save(self, event: SaveBegan | PhaseEnded | SaveEnded) -> None:
         now = self._clock.monotonic()
@@ -156,9 +181,10 @@ class Metrics:
                 self._of("resume_world_size_change_total").inc(event.world_size_changed)
                 self._of("checkpoint_reprocessed_samples_total").inc(event.samples_lost or 0)
                 if event.committed_at is not None:
-                    self._leads = True
                     point = Point(event.seq, event.global_step, event.committed_at)
-                    self._points = {**self._points, "committed": point}
+                    with self._lock:
+                        self._leads = True
+                        self._points = {**self._points, "committed": point}
 
     def gauges(self) -> Iterable[tuple[str, Values]]:
         """Return what is as it is now, by metric; what is not known is left out."""
@@ -175,7 +201,7 @@ class Metrics:
             yield "checkpoint_last_committed_step", {(): steps["committed"]}
         yield (
             "checkpoint_recovery_point_seconds",
-            {(name,): age(point.committed_at, self._clock) for name, point in points.items()},
+            ages({(name,): point.committed_at for name, point in points.items()}, self._clock),
         )
         here = self._step
         if here is not None:

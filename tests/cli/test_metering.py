@@ -66,6 +66,17 @@ def test_a_run_is_told_by_its_bucket_alone(told, run):
     assert {key[0] for key in found} == {name for name, each in METRICS.items() if "bucket" in each.who}
 
 
+@pytest.mark.parametrize("said", ["yesterday", "2026-01-02T00:00:00"])
+def test_a_record_that_says_no_moment_has_no_age_and_the_rest_is_told(run, ckptstore, monkeypatch, said):
+    monkeypatch.setattr("ckptstore.protocol.log.timestamp", lambda _: said)
+    run.save_described("step-10", global_step=10)
+    ended = ckptstore("metrics", run.url)
+    assert ended.code == 0, ended.err
+    found = read(ended.out)
+    assert found[("checkpoint_last_committed_step",)] == 10
+    assert not {"checkpoint_recovery_point_seconds", "checkpoint_claim_age_seconds"} & {key[0] for key in found}
+
+
 def test_every_sample_has_the_runs_name(told, run, ckptstore):
     def names(text):
         return {sample.labels["run"] for each in text_string_to_metric_families(text) for sample in each.samples}
