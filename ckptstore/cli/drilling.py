@@ -20,8 +20,9 @@ from ckptstore.drills.runner import Conduct, Report, run_drills
 from ckptstore.drills.scenarios.reshard import Change
 from ckptstore.drills.verdict import Drill
 from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.urls import open_store
 from ckptstore.options import check_seconds
-from ckptstore.wholefile import write_whole
+from ckptstore.wholefile import check_writable, write_whole
 
 NAMES = ", ".join(f"{drill.number} {drill.name}" for drill in DRILLS)
 
@@ -63,6 +64,10 @@ def drill(  # noqa: PLR0913  (an option each)
     """
     check_seconds(timeout=timeout)
     change = _change(name, saved, now, matrix)
+    root = open_store(url, engine=said().engine, storage_options=said().storage_options).url
+    for file in (matrix, junit_file):
+        if file is not None:
+            check_writable(file, outside=root)
     drills = named(name) if change is None else (drill_of(change),)
     if change is not None:
         check_matrix(matrix, change)

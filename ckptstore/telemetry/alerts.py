@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 
 from ckptstore.errors import InvalidInputError
 from ckptstore.units import GIB
 
 GROUP = "ckptstore"
+MIN_SECONDS, MAX_SECONDS = 0.001, 10 * 366 * 86400
+"""Prometheus counts in milliseconds; what is older than ten years nobody waits for."""
+MAX_BYTES = 1 << 60
 EVENT_SECONDS = 3600
 """For how long somebody is called for what has happened: it is an event, which no repair takes back."""
 
@@ -28,7 +30,7 @@ class Thresholds:
         for_seconds: How long a condition holds before somebody is called, where it may pass by itself.
 
     Raises:
-        InvalidInputError: One is not above 0.
+        InvalidInputError: One is no number of milliseconds up to ten years, or of bytes from 1 to 1 EiB.
     """
 
     recovery_point_seconds: float = 3600.0
@@ -41,8 +43,13 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not 0 < value < math.inf:
-                raise InvalidInputError(f"{name} must be above 0 and finite, not {value!r}.", option=name)
+            least, most = (1, MAX_BYTES) if name == "orphan_bytes" else (MIN_SECONDS, MAX_SECONDS)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+                raise InvalidInputError(
+                    f"{name} must be a number from {least} to {most}, not {value!r:.80}.",
+                    hint=f"Set {name} to such a number.",
+                    option=name,
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +215,16 @@ def _bucket(at: Thresholds) -> list[Alert]:
             at.for_seconds,
         ),
         Alert(
+            "CkptstoreNoRun",
+            "checkpoint_run_exists == 0",
+            "critical",
+            "There is no run at this root.",
+            "Nothing was ever saved there, or the URL that `ckptstore metrics` is given is wrong: no other alert can "
+            "fire.",
+            "ckptstore ls URL --all",
+            at.for_seconds,
+        ),
+        Alert(
             "CkptstoreOrphanBytes",
             f"checkpoint_orphan_bytes > {at.orphan_bytes}",
             "warning",
@@ -241,7 +258,8 @@ def rules(thresholds: Thresholds | None = None) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{max(1, round(seconds))}s"
+    milliseconds = round(seconds * 1000)
+    return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
 
 
 def _quoted(text: str) -> str:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ckptstore.clock import Clock
-from ckptstore.errors import UnsupportedError
+from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.telemetry.names import METRICS
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 RUN = "run"
 """The label that every metric has: what the operator calls the run; empty if there is one only."""
+
+LABEL_CHARACTERS = 256
 
 Values = Mapping[tuple[str, ...], float]
 """Values of one metric, by the values of its labels."""
@@ -34,6 +36,20 @@ def prometheus() -> Any:
             "Metrics need prometheus_client, which is not installed.", hint="pip install 'ckptstore[metrics]'"
         ) from error
     return prometheus_client
+
+
+def check_label(run: object) -> None:
+    """Check that a text can be the label `run`.
+
+    Raises:
+        InvalidInputError: It is no text, too long, or holds what cannot be printed on one line.
+    """
+    if not isinstance(run, str) or len(run) > LABEL_CHARACTERS or not run.isprintable():
+        raise InvalidInputError(
+            f"A run's label must be a text of one line and at most {LABEL_CHARACTERS} characters, not {run!a:.80}.",
+            hint="Give run a short name: Metrics(run='llama-7b'), or --run llama-7b.",
+            option="run",
+        )
 
 
 def family(name: str, values: Values, *, run: str) -> Family:

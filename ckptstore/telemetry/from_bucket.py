@@ -11,7 +11,7 @@ from ckptstore.format.records import ABANDONED, QUARANTINED
 from ckptstore.protocol.catalog import Catalog, Uncommitted
 from ckptstore.protocol.fold import Fold
 from ckptstore.protocol.told import recovery_points
-from ckptstore.telemetry.client import Values, ages, family
+from ckptstore.telemetry.client import Values, ages, check_label, family
 from ckptstore.telemetry.names import AGAINST
 
 if TYPE_CHECKING:
@@ -27,13 +27,16 @@ def bucket_families(catalog: Catalog, *, run: str, clock: Clock) -> list[Family]
         clock: Where ages come from.
 
     Raises:
+        InvalidInputError: `run` cannot be a label.
         IntegrityError: The log is damaged.
         UnsupportedError: `prometheus_client` is not installed, or a newer version wrote to the log.
         UnavailableError: The store could not be read. AccessDeniedError: it refused.
     """
+    check_label(run)
     attempts = catalog.in_progress()
     fold, is_tail_lost = catalog.log.fold, catalog.log.lost_from is not None
     values = {**_points(fold, clock), **_counts(fold), **_attempts(attempts), **_claim(fold, clock)}
+    values["checkpoint_run_exists"] = {(): catalog.log.run is not None}
     values["checkpoint_log_tail_lost"] = {(): is_tail_lost}
     return [family(name, each, run=run) for name, each in values.items()]
 

@@ -31,7 +31,8 @@ from ckptstore.events import (
     ShardStored,
     Stepped,
 )
-from ckptstore.telemetry.client import RUN, Collected, Values, ages, exposition, family, prometheus
+from ckptstore.options import check_kinds
+from ckptstore.telemetry.client import RUN, Collected, Values, ages, check_label, exposition, family, prometheus
 from ckptstore.telemetry.names import AGAINST, METRICS
 from ckptstore.telemetry.textfile import TextFile
 
@@ -51,6 +52,7 @@ _COUNTED: dict[type[Event], str] = {
     DamageFound: "checkpoint_checksum_failures_total",
 }
 """What is one more of something."""
+MAX_PORT = 65535
 LOGS = 64
 """Of so many runs it is remembered how they stand, until it is known which of them this process writes."""
 PHASES = ("stage", "plan", "upload", "gather", "verify", "commit")
@@ -60,16 +62,19 @@ class Metrics:
     """What one rank tells Prometheus. Give it as `observer=`; see the README for who knows what.
 
     Args:
-        run: What the operator calls the run: the label `run` of every metric.
+        run: What the operator calls the run: the label `run` of every metric. One line of at most 256 characters.
         registry: Where it is collected; by default one of its own.
         clock: Where ages come from.
 
     Raises:
+        InvalidInputError: `run` cannot be a label; the registry is none, or holds metrics of these names already.
         UnsupportedError: `prometheus_client` is not installed.
     """
 
     def __init__(self, *, run: str = "", registry: CollectorRegistry | None = None, clock: Clock | None = None) -> None:
         client = prometheus()
+        check_label(run)
+        check_kinds(registry=(registry, client.CollectorRegistry))
         self.registry: CollectorRegistry = client.CollectorRegistry() if registry is None else registry
         self._run, self._clock = run, clock or SystemClock()
         self._lock = threading.Lock()
@@ -85,7 +90,12 @@ class Metrics:
         self._step: int | None = None
         self._delta: float | None = None
         own = [name for name, metric in METRICS.items() if metric.who != "bucket" and metric.kind != "gauge"]
-        self._made = {name: self._make(name) for name in own}
+        try:
+            self._made = {name: self._make(name) for name in own}
+        except ValueError as error:  # what the client raises, and nothing else is wrong with these names
+            raise InvalidInputError(
+                "The registry holds metrics of these names already.", hint="Give each Metrics a registry of its own."
+            ) from error
         self._from_zero()
         self.registry.register(Collected(self.collect))
         self._file: TextFile | None = None
@@ -223,15 +233,28 @@ class Metrics:
             address: Who may come; `0.0.0.0`: everybody who reaches this machine.
 
         Raises:
-            InvalidInputError: It is served already, or the port is not free.
+            InvalidInputError: It is served already, port or address is none, or the port is not free.
         """
         if self._server is not None:
             raise InvalidInputError("These metrics are served already.", hint="Call `close` first.")
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= MAX_PORT:
+            raise InvalidInputError(
+                f"port must be a whole number from 0 to {MAX_PORT}, not {port!r:.80}.",
+                hint="Pass port=9464, say, or port=0 for any that is free.",
+                option="port",
+            )
+        if not isinstance(address, str) or not address:
+            raise InvalidInputError(
+                f"address must be one of this machine, not {address!r:.80}.",
+                hint="Pass address='127.0.0.1', or '0.0.0.0' for all.",
+                option="address",
+            )
         try:
             self._server, _ = prometheus().start_http_server(port, addr=address, registry=self.registry)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the address is no host's name
             raise InvalidInputError(
-                f"{address}:{port} cannot be listened to: {error}.", hint="Give each rank a port of its own."
+                f"{address!r:.80} cannot be listened to at port {port}: {error}.",
+                hint="Give each rank a port of its own, and an address of this machine.",
             ) from error
         taken: int = self._server.server_port
         return taken
@@ -240,7 +263,7 @@ class Metrics:
         """Keep a file for node_exporter's textfile collector, written anew at once, every so often and at the end.
 
         Raises:
-            InvalidInputError: It is kept already, or cannot be written there.
+            InvalidInputError: It is kept already, cannot be written there, or what stands there is no regular file.
 
         If killed: the file as it was before or after, whole.
         """

@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from ckptstore.options import check_seconds
 from ckptstore.wholefile import write_whole
@@ -29,7 +28,7 @@ class TextFile:
 
     def __init__(self, path: str | os.PathLike[str], render: Callable[[], bytes], *, every_seconds: float) -> None:
         check_seconds(every_seconds=every_seconds)
-        self._path, self._render, self._seconds = Path(path), render, every_seconds
+        self._path, self._render, self._seconds = path, render, every_seconds
         write_whole(self._path, render())
         self._closed, self._lock, self._fails = threading.Event(), threading.Lock(), False
         self._thread = threading.Thread(target=self._keep, name="ckptstore-metrics", daemon=True)

@@ -134,10 +134,26 @@ def test_every_alert_says_what_it_means_and_what_to_run():
             typer.main.get_command(app).commands[name].make_context(name, arguments)
 
 
-def test_a_threshold_that_can_never_be_met_is_refused():
-    for name in ("commit_lag_seconds", "orphan_bytes"):
+@pytest.mark.parametrize("value", [0, -1, 1e300, float("nan"), float("inf"), "x", None, True])
+def test_a_threshold_that_can_never_be_met_is_refused(value):
+    for name in ("commit_lag_seconds", "orphan_bytes", "for_seconds", "busy_seconds"):
         with pytest.raises(InvalidInputError, match=name):
-            Thresholds(**{name: 0})
+            Thresholds(**{name: value})
+
+
+def test_a_part_of_a_second_is_said_as_it_is(tmp_path):
+    text = rules(Thresholds(for_seconds=0.25, busy_seconds=1.5))
+    assert "for: 250ms" in text
+    assert "[1500ms]" in text
+    with pytest.raises(InvalidInputError, match="for_seconds"):
+        Thresholds(for_seconds=0.0001)
+    (tmp_path / "rules.yml").write_text(text)
+    ended = promtool("check", "rules", tmp_path / "rules.yml")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_root_without_a_run_is_told_by_the_bucket(url, tmp_path):
+    check_fires(tmp_path, rules(), [{"bucket": of_bucket(url)} for _ in range(AGAIN)], ["CkptstoreNoRun"])
 
 
 def test_a_healthy_run_is_silent(url, tmp_path):

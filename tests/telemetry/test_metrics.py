@@ -262,6 +262,41 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(metrics, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
 
 
+@pytest.mark.parametrize("run", [None, 5, "x" * 257, "\ud800", "two\nlines", "two\u2028lines"])
+def test_what_cannot_be_a_label_is_refused_at_once(run):
+    with pytest.raises(InvalidInputError, match="label"):
+        Metrics(run=run)
+
+
+@pytest.mark.parametrize("port", [-1, 65536, "x", None, True, 1.5])
+def test_what_is_no_port_is_refused_and_one_that_is_none_is_named(metrics, port):
+    with pytest.raises(InvalidInputError, match="port must be a whole number from 0 to 65535") as refused:
+        metrics.serve(port=port)
+    assert "port=9464" in refused.value.hint
+
+
+@pytest.mark.parametrize("address", [None, 5, "", "a\0b", "x" * 100, "not an address"])
+def test_what_is_no_address_is_refused(metrics, address):
+    with pytest.raises(InvalidInputError) as refused:
+        metrics.serve(port=0, address=address)
+    assert "address" in refused.value.hint
+
+
+@pytest.mark.parametrize("path", ["", None])
+def test_what_names_no_file_is_refused_at_once_and_another_may_follow(metrics, path, tmp_path):
+    with pytest.raises(InvalidInputError, match="must be named by a path"):
+        metrics.write_to(path)
+    metrics.write_to(tmp_path / "ckptstore.prom")
+    metrics.close()
+
+
+def test_a_registry_is_taken_once(metrics):
+    with pytest.raises(InvalidInputError, match="already"):
+        Metrics(registry=metrics.registry)
+    with pytest.raises(InvalidInputError, match="registry must be CollectorRegistry"):
+        Metrics(registry="mine")
+
+
 def test_a_file_that_cannot_be_written_for_a_while_is_written_again_and_said_once(metrics, tmp_path, caplog):
     path, broken = tmp_path / "ckptstore.prom", threading.Event()
     metrics.registry.register(Broken(broken))
