@@ -103,7 +103,7 @@ def retire(log: RunLog, seqs: Iterable[int], *, reason: str) -> list[int]:
         if left and (why := rejection(fold, fold.end, record)) is not None:
             raise InvalidInputError(
                 f"{', '.join(map(str, left))} cannot be retired: {why}. Nothing was retired.",
-                hint="See `ckptstore ls URL --all`; who has pinned one lets go of it by `ckptstore unpin`.",
+                hint="See `ckptstore ls URL --all`; `ckptstore unpin URL NAME --holder WHO` lets go of one.",
                 seqs=list(left),
             )
         return record if left else None
