@@ -89,7 +89,7 @@ def retire(  # noqa: PLR0913  (an option each)
         if not typer.confirm("Retire them for ever?", err=True):
             print_line("Nothing was changed.")
             return Exit.STOPPED
-    seqs = store.retire(*targets, reason=reason) if keep is None else store.retire_by(keep, reason=reason)
+    seqs = store.retire(*targets, reason=reason) if keep is None else store.retire_by(keep, shown=wanted, reason=reason)
     if as_json:
         print_json({**run_document(store), "changed": bool(seqs), "retired": seqs})
     elif seqs:

@@ -27,8 +27,9 @@ from ckptstore.store import CheckpointStore
 from ckptstore.units import counted, format_bytes
 
 LOST = (
-    "What stood in the lost log alone is lost: what was set aside, pinned, verified or proved. Look at what is there "
-    "with `ckptstore ls URL`, and go back with `ckptstore rollback URL NAME` if need be, before a job is started."
+    "What stood in the lost log alone is lost: what was set aside, retired, pinned, verified or proved. Something that "
+    "was retired is back if its copy was still there. Look at what is there with `ckptstore ls URL`, and go back with "
+    "`ckptstore rollback URL NAME` if need be, before a job is started."
 )
 
 
@@ -205,7 +206,8 @@ def _rebuild(store: CheckpointStore, *, yes: bool, as_json: bool) -> int:
             print_warning(f"left out: {left.key}: {left.why}")
         if plan.left_out:
             print_warning(
-                "A later collection takes what was left out for dead data: copy it away first if you need it."
+                "What was left out stays where it is, and no collection takes it while its COMMITTED object is there. "
+                "If nobody needs it, delete that object by a tool of the store's own: then a collection takes the rest."
             )
         print_line(counted(len(plan.found), "checkpoint") + (" committed." if yes else "; add --yes to write the log."))
         print_line(pointed(LOST))

@@ -82,6 +82,8 @@ def test_a_log_that_was_lost_is_shown_then_written(ckptstore, run):
     assert ended.code == 0
     assert ended.out.count("would be committed") == 2
     assert "left out" in ended.err
+    assert "no collection takes it" in ended.err
+    assert "retired" in ended.out.partition("What stood in the lost log alone is lost")[2]
     assert list(run.store.list("log/")) == []
     found = ckptstore("repair", run.url, "--rebuild-log", "--yes", "--json").json
     assert [(each["checkpoint_id"], each["committed"]) for each in found["found"]] == [("a", True), ("c", True)]

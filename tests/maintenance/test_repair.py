@@ -22,11 +22,15 @@ from ckptstore.errors import ConflictError, IntegrityError, InvalidInputError, N
 from ckptstore.format.layout import LATEST_KEY, state_key
 from ckptstore.format.records import Retire
 from ckptstore.maintenance import rebuild
+from ckptstore.maintenance.collect import retire, retire_by
+from ckptstore.maintenance.collect_plan import plan_collection
+from ckptstore.maintenance.retention import Keep
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
+from ckptstore.protocol.claim import Incarnation, claim
 from ckptstore.protocol.log import RunLog
 from ckptstore.testing.crash import DyingStore, Killed
-from ckptstore.testing.simulated import ManualClock
+from ckptstore.testing.simulated import CountedIds, ManualClock
 
 LANDS = pytest.mark.parametrize("lands", [False, True], ids=["lost", "landed"])
 
@@ -335,6 +339,34 @@ def test_what_is_damaged_or_has_no_whole_copy_is_left_out_and_named(run):
     run.repair().rebuild_log(plan)
     found = opened(run.store).checkpoints()
     assert [(each.commit.global_step, each.commit.parent) for each in found] == [(1, None), (4, None)]
+
+
+def test_what_was_retired_does_not_come_back_and_what_was_abandoned_does(run):
+    saved = [run.save(step) for step in range(1, 7)]
+    run.catalog.rollback(saved[4].seq)  # the last is abandoned
+    assert retire(run.log, [saved[0].seq], reason="old") == [saved[0].seq]
+    assert retire_by(run.log, Keep(last=3)) == [saved[1].seq]
+    forget_log(run.store)
+    plan = run.repair().rebuilding()
+    assert plan.left_out == ()
+    run.repair().rebuild_log(plan)
+    assert [each.commit.global_step for each in opened(run.store).checkpoints()] == [3, 4, 5, 6]
+
+
+def test_what_was_left_out_waits_until_its_copy_is_deleted_by_hand(run):
+    saved = [run.save(step) for step in (1, 2, 3)]
+    stem = saved[0].commit.stem
+    flip(run.store, stem.shard_key(0), 400)
+    forget_log(run.store)
+    work = run.repair()
+    work.rebuild_log(work.rebuilding())
+    log = RunLog.create(run.store, clock=ManualClock(), ids=CountedIds("e"))
+    claim(log, Incarnation("e" * 32, job="job", host="host"))
+    waiting = plan_collection(log, grace_seconds=0)
+    assert (waiting.delete, [each.prefix for each in waiting.waiting]) == ((), [str(stem)])
+    run.store.delete(stem.committed_key)
+    planned = plan_collection(log, grace_seconds=0)
+    assert {each.key for each in planned.delete} == {key for key in contents(run.store, "data/") if str(stem) in key}
 
 
 def test_the_run_keeps_its_identity_though_its_file_is_lost_too(run):
