@@ -16,13 +16,14 @@ from ckptstore.cli.documents import Document, run_document
 from ckptstore.cli.exits import Exit
 from ckptstore.cli.render import print_json, print_line, print_warning, progress_of
 from ckptstore.cli.sharing import Memory, Threads, transfer_of
-from ckptstore.errors import InvalidInputError, ResumeError
+from ckptstore.errors import InvalidInputError, NotFoundError, ResumeError
+from ckptstore.format.records import QUARANTINED
 from ckptstore.maintenance.hints import Hint
 from ckptstore.maintenance.repair import Mend, Repair
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import LogOptions, TransferOptions
-from ckptstore.protocol.verify import Progress
+from ckptstore.protocol.verify import Progress, Verdict
 from ckptstore.store import CheckpointStore
 from ckptstore.units import counted, format_bytes
 
@@ -38,7 +39,7 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", show_default=False, help="With --from, a checkpoint: NAME or NAME@SEQ; by default all."
+            metavar="[NAME]", show_default=False, help="With --from or --restore, a checkpoint: NAME or NAME@SEQ."
         ),
     ] = None,
     *,
@@ -63,6 +64,7 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
 
     With --from, every kept checkpoint, or the named one, is verified at level full, and what is damaged in two readings
     is stored again from the replica: the same bytes that the log names, hashed before they are sent and read back.
+    With --restore alone, what is quarantined is verified so.
 
     With --rebuild-log, a new log is made from the copies of commits beside the data, of checkpoints whose every byte is
     there. It is refused while there is any record. Stop every job first.
@@ -77,11 +79,11 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
     stale = work.stale_hints()
     if yes:
         work.write_hints(stale)
-    checkpoints = []
+    targets = _targets(store, name, source, restores=restores)
+    replica = None if source is None else _replica(source, url, transfer)
     with progress_of("verifying, level full", wanted=not as_json) as progress:
-        for each in _targets(store, name, source):
-            one = _Mending(work, each, _replica(source or "", url, transfer), progress)
-            checkpoints.append(one.done(store, restores=restores) if yes else one.shown())
+        mendings = [_Mending(work, each, replica, progress) for each in targets]
+        checkpoints = [each.done(store, restores=restores) if yes else each.shown() for each in mendings]
     document: Document = {
         **run_document(store),
         "applied": yes,
@@ -98,9 +100,9 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
 
 
 class _Mending:
-    """One checkpoint, and the replica."""
+    """One checkpoint, and the replica, if there is one."""
 
-    def __init__(self, work: Repair, checkpoint: Checkpoint, source: ObjectStore, progress: Progress) -> None:
+    def __init__(self, work: Repair, checkpoint: Checkpoint, source: ObjectStore | None, progress: Progress) -> None:
         self._work, self._checkpoint, self._source, self._progress = work, checkpoint, source, progress
 
     def shown(self) -> Document:
@@ -108,38 +110,45 @@ class _Mending:
         committed = self._checkpoint.committed
         verdict = self._work.verdict(committed, progress=self._progress)
         mends = [*self._work.mends(committed, verdict, self._source)]
-        restorable = verdict.passed and self._work.may_be_restored(committed)
-        ok = verdict.passed or verdict.retired
-        return self._document(mends, ok=ok, restorable=restorable, restored=False)
+        return self._document(mends, verdict, restored=False)
 
     def done(self, store: CheckpointStore, *, restores: bool) -> Document:
-        """Do it, and return what was done."""
+        """Do it, and return what was done. What is retired meanwhile needs nothing any more."""
         committed = self._checkpoint.committed
-        mends = self._work.mend(committed, self._source, progress=self._progress)
-        verdict = self._work.verdict(committed, progress=self._progress)
-        restorable = verdict.passed and self._work.may_be_restored(committed)
-        restored = restorable and restores and store.restore(self._checkpoint)
-        return self._document(mends, ok=verdict.passed or verdict.retired, restorable=restorable, restored=restored)
+        try:
+            mends, verdict = self._work.mend(committed, self._source, progress=self._progress)
+            restorable = restores and verdict.passed and self._work.may_be_restored(committed)
+            return self._document(mends, verdict, restored=restorable and store.restore(self._checkpoint))
+        except NotFoundError:
+            if self._work.is_kept(committed):
+                raise
+        gone = Verdict("full", committed.seq, (), retired=True)
+        return self._document([], gone, restored=False)
 
-    def _document(self, mends: Iterable[Mend], *, ok: bool, restorable: bool, restored: bool) -> Document:
+    def _document(self, mends: Iterable[Mend], verdict: Verdict, *, restored: bool) -> Document:
         committed = self._checkpoint.committed
+        restorable = verdict.passed and not restored and self._work.may_be_restored(committed)
         return {
             "checkpoint_id": committed.commit.checkpoint_id,
             "seq": committed.seq,
             "set_aside": None if restored else committed.set_aside,
-            "ok": ok,
+            "ok": verdict.passed or verdict.retired,
+            "retired": verdict.retired,
             "objects": [{key: value for key, value in asdict(each).items() if key != "seq"} for each in mends],
-            "restorable": restorable and not restored,
+            "restorable": restorable,
             "restored": restored,
         }
 
 
-def _targets(store: CheckpointStore, name: str | None, source: str | None) -> list[Checkpoint]:
-    if name is not None and source is None:
-        raise InvalidInputError("A name needs --from: its data are mended from a replica.", hint="Add --from URL2.")
-    if source is None:
+def _targets(store: CheckpointStore, name: str | None, source: str | None, *, restores: bool) -> list[Checkpoint]:
+    if source is None and not restores:
+        if name is not None:
+            raise InvalidInputError("A name needs --from or --restore.", hint="Add --from URL2: a replica of the run.")
         return []
-    return [store.get(name)] if name is not None else store.checkpoints(include_set_aside=True)
+    if name is not None:
+        return [store.get(name)]
+    found = store.checkpoints(include_set_aside=True)
+    return found if source is not None else [each for each in found if each.committed.set_aside == QUARANTINED]
 
 
 def _replica(source: str, url: str, transfer: TransferOptions) -> ObjectStore:
@@ -163,6 +172,9 @@ def _print(document: Document, stale: list[Hint]) -> None:
     for each in document["checkpoints"]:
         what = f"{each['checkpoint_id']}@{each['seq']}"
         aside = f" ({each['set_aside']})" if each["set_aside"] else ""
+        if each["retired"]:
+            print_line(f"{'gone':8} {what}: retired meanwhile, which is no damage")
+            continue
         print_line(f"{'ok' if each['ok'] else 'DAMAGED':8} {what}{aside}")
         for mend in each["objects"]:
             size = "" if mend["size"] is None else f", {format_bytes(mend['size'])}"

@@ -6,6 +6,11 @@ import shutil
 
 import pytest
 
+from ckptstore.cli import repairing
+from ckptstore.maintenance.collect import retire
+from ckptstore.objectstore.urls import open_store
+from ckptstore.testing.tapped import TappedStore
+
 
 @pytest.fixture
 def replica(run, tmp_path):
@@ -62,6 +67,54 @@ def test_damaged_objects_are_shown_then_mended_and_restoring_is_offered_then_don
     found = ckptstore("repair", run.url, "b@2", "--from", source, "--yes", "--restore", "--json").json
     assert (found["checkpoints"][0]["restored"], found["checkpoints"][0]["objects"]) == (True, [])
     assert ckptstore("latest", run.url, "--json").json["checkpoint"]["seq"] == 2
+
+
+def test_restore_without_a_replica_reads_what_is_quarantined_and_restores_what_is_whole(ckptstore, run):
+    for name in "abcd":
+        run.save(name)
+    bad, good, gone = (run.catalog.find(name) for name in "bcd")
+    run.catalog.rollback(good.seq)
+    for each in (bad, good, gone):
+        run.catalog.set_aside([each.seq], reason="quarantined", note="x")
+    run.flip(bad.commit.stem.shard_key(1), 255)
+    shown = ckptstore("repair", run.url, "--restore", "--json").json["checkpoints"]
+    assert [(each["checkpoint_id"], each["restorable"], each["restored"]) for each in shown] == [
+        ("d", False, False),  # the run went back from it as well
+        ("c", True, False),
+        ("b", False, False),
+    ]
+    ended = ckptstore("repair", run.url, "--restore", "--yes", "--json")
+    assert ended.code == 1
+    assert [each["checkpoint_id"] for each in ended.json["checkpoints"] if each["restored"]] == ["c"]
+    (mend,) = ended.json["checkpoints"][2]["objects"]
+    assert (mend["outcome"], mend["reason"]) == ("cannot be mended", "No replica was named.")
+    assert ckptstore("latest", run.url, "--json").json["checkpoint"]["seq"] == good.seq
+    assert ckptstore("repair", run.url, "b@2", "--restore").code == 1
+
+
+def test_a_checkpoint_that_is_retired_meanwhile_does_not_end_the_repair_of_the_others(
+    ckptstore, run, replica, monkeypatch
+):
+    keys = [run.save(name).commit.stem.shard_key(1) for name in "abcd"]
+    source = open_store(replica())
+    for key in (keys[0], keys[1]):
+        run.flip(key, 255)
+
+    def tap(call, act):
+        if call.key == keys[1] and run.log.refresh().commits.get(2):
+            retire(run.log, [2], reason="old")
+        return act()
+
+    monkeypatch.setattr(repairing, "open_store", lambda *_, **__: TappedStore(source, tap))
+    ended = ckptstore("repair", run.url, "--from", source.url, "--yes", "--json")
+    assert ended.code == 0
+    assert [(each["checkpoint_id"], each["retired"], len(each["objects"])) for each in ended.json["checkpoints"]] == [
+        ("d", False, 0),
+        ("c", False, 0),
+        ("b", True, 0),
+        ("a", False, 1),
+    ]
+    assert ended.json["checkpoints"][3]["objects"][0]["outcome"] == "mended"
 
 
 def test_what_the_replica_does_not_have_stays_damaged_and_is_told(ckptstore, run, replica):
