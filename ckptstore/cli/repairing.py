@@ -33,6 +33,11 @@ LOST = (
     "`ckptstore rollback URL NAME` if need be, before a job is started."
 )
 
+LATE = (
+    "What is NOT committed was left out by a rebuilding before, which has gone on to later ones: terms and attempts "
+    "only grow. If no job has started since, delete what that one wrote, all objects under log/, and rebuild again."
+)
+
 
 def repair(  # noqa: PLR0913  (what a person may ask for)
     url: Url,
@@ -75,6 +80,11 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
     store = open_run(url, log=LogOptions(assume_single_writer=single_writer), transfer=transfer)
     if rebuild_log:
         return _rebuild(store, yes=yes, as_json=as_json)
+    if store.run is None:
+        raise NotFoundError(
+            f"There is no run at {store.url}.",
+            hint="Check the URL. If its log and run.json were lost, see `ckptstore repair URL --rebuild-log`.",
+        )
     work = store.repair()
     stale = work.stale_hints()
     if yes:
@@ -94,7 +104,7 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
     if as_json:
         print_json(document)
     else:
-        _print(document, stale)
+        _print(document, stale, restores=restores)
         warn_of_lost_tail(store)
     return Exit.FINE if document["ok"] and store.lost_from is None else Exit.BAD
 
@@ -163,7 +173,7 @@ def _replica(source: str, url: str, transfer: TransferOptions) -> ObjectStore:
     )
 
 
-def _print(document: Document, stale: list[Hint]) -> None:
+def _print(document: Document, stale: list[Hint], *, restores: bool) -> None:
     done = document["applied"]
     for hint in stale:
         print_line(f"{'written' if done else 'would be written'}: {hint.key} ({hint.why})")
@@ -184,7 +194,9 @@ def _print(document: Document, stale: list[Hint]) -> None:
             print_line("    It may be selected again.")
         elif each["restorable"]:
             print_line(pointed(f"    It is whole: `ckptstore restore URL {what}` lets it be selected again."))
-    if not done and (stale or any(each["objects"] for each in document["checkpoints"])):
+    mends = [mend["outcome"] == "can be mended" for each in document["checkpoints"] for mend in each["objects"]]
+    restorable = restores and any(each["restorable"] for each in document["checkpoints"])
+    if not done and (stale or any(mends) or restorable):
         print_line("Nothing was changed. Add --yes to do it.")
 
 
@@ -209,11 +221,13 @@ def _rebuild(store: CheckpointStore, *, yes: bool, as_json: bool) -> int:
         ],
         "left_out": [asdict(each) for each in plan.left_out],
     }
+    late = [each for each in document["found"] if yes and not each["committed"]]
     if as_json:
         print_json(document)
     else:
         for each in document["found"]:
-            print_line(f"{'committed' if yes else 'would be committed'}: {each['prefix']}")
+            told = ("committed" if each["committed"] else "NOT committed") if yes else "would be committed"
+            print_line(f"{told}: {each['prefix']}")
         for left in plan.left_out:
             print_warning(f"left out: {left.key}: {left.why}")
         if plan.left_out:
@@ -221,6 +235,9 @@ def _rebuild(store: CheckpointStore, *, yes: bool, as_json: bool) -> int:
                 "What was left out stays where it is, and no collection takes it while its COMMITTED object is there. "
                 "If nobody needs it, delete that object by a tool of the store's own: then a collection takes the rest."
             )
-        print_line(counted(len(plan.found), "checkpoint") + (" committed." if yes else "; add --yes to write the log."))
+        if late:
+            print_warning(LATE)
+        many = counted(len(plan.found) - len(late), "checkpoint")
+        print_line(many + (" committed." if yes else "; add --yes to write the log."))
         print_line(pointed(LOST))
-    return Exit.FINE
+    return Exit.BAD if late else Exit.FINE

@@ -135,6 +135,15 @@ def test_checkpoints_are_retired_by_name_for_ever(ckptstore, six):
     assert (again.code, again.json["error"]) == (3, "not_found")
 
 
+def test_a_name_that_several_have_retires_none_of_them(ckptstore, six):
+    seqs = [six.save("dup").seq for _ in range(3)]
+    six.save("newest")
+    for _ in range(2):
+        ended = ckptstore("retire", six.url, "dup", "--yes", "--json")
+        assert (ended.code, ended.json["error"], ended.json["facts"]["seqs"]) == (2, "invalid_input", seqs[::-1])
+    assert ckptstore("retire", six.url, f"dup@{seqs[0]}", "--yes", "--json").json["retired"] == [seqs[0]]
+
+
 def test_checkpoints_are_retired_by_a_policy(ckptstore, six):
     assert ckptstore("retire", six.url, "--keep-daily", 1, "--yes", "--json").json["retired"] == [1, 2, 3, 4]
     ended = ckptstore("retire", six.url, "--keep-daily", 1, "--yes", "--json")

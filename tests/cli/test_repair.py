@@ -120,8 +120,10 @@ def test_a_checkpoint_that_is_retired_meanwhile_does_not_end_the_repair_of_the_o
 def test_what_the_replica_does_not_have_stays_damaged_and_is_told(ckptstore, run, replica):
     key = run.save("a").commit.stem.shard_key(1)
     run.flip(key, 255)
-    found = ckptstore("repair", run.url, "--from", replica(), "--yes", "--json")
+    source = replica()
+    found = ckptstore("repair", run.url, "--from", source, "--yes", "--json")
     assert found.code == 1
+    assert "Add --yes" not in ckptstore("repair", run.url, "--from", source).out
     (mend,) = found.json["checkpoints"][0]["objects"]
     assert (mend["key"], mend["outcome"]) == (key, "cannot be mended")
 
@@ -143,6 +145,32 @@ def test_a_log_that_was_lost_is_shown_then_written(ckptstore, run):
     assert len(found["left_out"]) == 1
     assert [each["checkpoint_id"] for each in ckptstore("ls", run.url, "--json").json["committed"]] == ["c", "a"]
     assert ckptstore("verify", run.url, "--all", "--level", "full").code == 0
+
+
+def test_what_a_rebuilding_left_out_is_not_told_as_committed_by_the_next_one(ckptstore, run):
+    shard = run.save("a", step=1).commit.stem.shard_key(0)
+    run.save("b", step=2)
+    body = run.store.get(shard, max_bytes=1 << 20)
+    run.store.delete(shard)
+    forget_log(run)
+    assert ckptstore("repair", run.url, "--rebuild-log", "--yes").code == 0
+    run.store.put(shard, body)
+    ended = ckptstore("repair", run.url, "--rebuild-log", "--yes")
+    assert ended.code == 1
+    assert [line.split(": ")[0] for line in ended.lines[:3]] == [
+        "NOT committed",
+        "committed",
+        "1 checkpoint committed.",
+    ]
+    assert "left out by a rebuilding before" in ended.err
+    forget_log(run)
+    assert ckptstore("repair", run.url, "--rebuild-log", "--yes").code == 0
+    assert [each["checkpoint_id"] for each in ckptstore("ls", run.url, "--json").json["committed"]] == ["b", "a"]
+
+
+def test_where_there_is_no_run_there_is_nothing_to_repair(ckptstore, tmp_path):
+    ended = ckptstore("repair", tmp_path / "none", "--yes", "--json")
+    assert (ended.code, ended.json["error"]) == (3, "not_found")
 
 
 def test_a_log_that_is_there_is_never_rebuilt(ckptstore, run):
