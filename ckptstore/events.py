@@ -220,7 +220,7 @@ class RestoreFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class DamageFound(Event):
-    """What a save, a load or a resume read is not what was written.
+    """What a save, a load or a resume read is not what was written; of a scrub or a repair, what two readings found so.
 
     Args:
         key: Of the object, if it is one.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.maintenance import collect
 from ckptstore.maintenance.collect import Audit, Report, unaudited
@@ -31,7 +33,7 @@ class Retiring:
 
         Raises:
             InvalidInputError: They may not be retired: one is pinned, the newest, or the newest that was verified at
-                level full; or fewer than two would be left.
+                level full; or fewer than two would be left; or they are more than 1000.
             NotFoundError: There is none, or it is retired already. UncommittedError: it was never committed.
             CommitUnknownError: Whether they are retired is not known; ask again.
             UnsupportedError: A newer version wrote to the log, or the store cannot be written to safely.
@@ -55,14 +57,16 @@ class Retiring:
         """
         return retirable(self._log.refresh().whole(), keep)
 
-    def retire_by(self, keep: Keep, *, reason: str = "") -> list[int]:
+    def retire_by(self, keep: Keep, *, shown: Sequence[int] | None = None, reason: str = "") -> list[int]:
         """Let go of what a policy does not keep; return which were retired. Nothing is deleted.
 
         Args:
             keep: What is to be kept.
+            shown: Let go of nothing but these, of `plan_retirement`; None: of all that the policy does not keep.
             reason: Why; it is recorded. By default the policy itself.
 
         Raises:
+            ConflictError: The policy keeps some of what was shown by now.
             CommitUnknownError: Whether they are retired is not known; ask again.
             NotFoundError: There is no run.
             UnsupportedError: A newer version wrote to the log, or the store cannot be written to safely.
@@ -71,7 +75,7 @@ class Retiring:
 
         If killed: all of them are retired or none, of each thousand.
         """
-        return collect.retire_by(self._log, keep, reason=reason)
+        return collect.retire_by(self._log, keep, shown=shown, reason=reason)
 
     def plan_collection(self, *, keep: Keep | None = None, grace_seconds: float = GRACE_SECONDS) -> Plan:
         """Return what a collection would do now: what it retires, deletes and aborts. Nothing is changed.
@@ -111,7 +115,7 @@ class Retiring:
 
         Raises:
             ConflictError: The plan is another one now. Nothing was deleted.
-            IntegrityError: The log is damaged, or lost its tail. Nothing was changed.
+            IntegrityError: The log is damaged, or lost its tail. Nothing was deleted.
             CommitUnknownError: Whether what was to be retired is retired is not known. Nothing was deleted.
             UnsupportedError: A newer version wrote to the log, or the store cannot be written to safely.
             UnavailableError: The store could not be read. AccessDeniedError: it refused. What cannot be deleted raises

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
+from ckptstore.checkpoint import Checkpoint
 from ckptstore.cli.access import pointed
 from ckptstore.cli.arguments import AsJson, Url, warn_of_lost_tail
 from ckptstore.cli.changing import SingleWriter, opened
@@ -78,7 +79,7 @@ def retire(  # noqa: PLR0913  (an option each)
         raise InvalidInputError("Name checkpoints, or give --keep-... rules, and not both.", hint="See --help.")
     store = opened(url, single_writer=single_writer)
     if keep is None:
-        targets = [store.get(name) for name in names or ()]
+        targets = [_only(store, name) for name in names or ()]
         wanted = [each.seq for each in targets]
     else:
         wanted = list(store.plan_retirement(keep))
@@ -91,7 +92,7 @@ def retire(  # noqa: PLR0913  (an option each)
         if not typer.confirm("Retire them for ever?", err=True):
             print_line("Nothing was changed.")
             return Exit.STOPPED
-    seqs = store.retire(*targets, reason=reason) if keep is None else store.retire_by(keep, reason=reason)
+    seqs = store.retire(*targets, reason=reason) if keep is None else store.retire_by(keep, shown=wanted, reason=reason)
     if as_json:
         print_json({**run_document(store), "changed": bool(seqs), "retired": seqs})
     elif seqs:
@@ -100,6 +101,19 @@ def retire(  # noqa: PLR0913  (an option each)
     else:
         print_line("Nothing is to be retired; nothing was changed.")
     return Exit.FINE
+
+
+def _only(store: CheckpointStore, name: str) -> Checkpoint:
+    """Return the checkpoint of a name, if it is the only one: it is final, and a second call must not take another."""
+    found = store.get(name)
+    same = [each for each in store.checkpoints(include_set_aside=True) if each.checkpoint_id == name]
+    if len(same) > 1:
+        raise InvalidInputError(
+            f"{len(same)} checkpoints have the name {name!r:.80}: which one is meant is not said.",
+            hint=f"Write {name}@{found.seq}, say; see `ckptstore ls URL --all`.",
+            seqs=[each.seq for each in same],
+        )
+    return found
 
 
 def gc(  # noqa: PLR0913  (an option each)

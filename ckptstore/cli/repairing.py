@@ -16,19 +16,26 @@ from ckptstore.cli.documents import Document, run_document
 from ckptstore.cli.exits import Exit
 from ckptstore.cli.render import print_json, print_line, print_warning, progress_of
 from ckptstore.cli.sharing import Memory, Threads, transfer_of
-from ckptstore.errors import InvalidInputError, ResumeError
+from ckptstore.errors import InvalidInputError, NotFoundError, ResumeError
+from ckptstore.format.records import QUARANTINED
 from ckptstore.maintenance.hints import Hint
 from ckptstore.maintenance.repair import Mend, Repair
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import LogOptions, TransferOptions
-from ckptstore.protocol.verify import Progress
+from ckptstore.protocol.verify import Progress, Verdict
 from ckptstore.store import CheckpointStore
 from ckptstore.units import counted, format_bytes
 
 LOST = (
-    "What stood in the lost log alone is lost: what was set aside, pinned, verified or proved. Look at what is there "
-    "with `ckptstore ls URL`, and go back with `ckptstore rollback URL NAME` if need be, before a job is started."
+    "What stood in the lost log alone is lost: what was set aside, retired, pinned, verified or proved. Something that "
+    "was retired is back if its copy was still there. Look at what is there with `ckptstore ls URL`, and go back with "
+    "`ckptstore rollback URL NAME` if need be, before a job is started."
+)
+
+LATE = (
+    "What is NOT committed was left out by a rebuilding before, which has gone on to later ones: terms and attempts "
+    "only grow. If no job has started since, delete what that one wrote, all objects under log/, and rebuild again."
 )
 
 
@@ -37,7 +44,7 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", show_default=False, help="With --from, a checkpoint: NAME or NAME@SEQ; by default all."
+            metavar="[NAME]", show_default=False, help="With --from or --restore, a checkpoint: NAME or NAME@SEQ."
         ),
     ] = None,
     *,
@@ -62,6 +69,7 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
 
     With --from, every kept checkpoint, or the named one, is verified at level full, and what is damaged in two readings
     is stored again from the replica: the same bytes that the log names, hashed before they are sent and read back.
+    With --restore alone, what is quarantined is verified so.
 
     With --rebuild-log, a new log is made from the copies of commits beside the data, of checkpoints whose every byte is
     there. It is refused while there is any record. Stop every job first.
@@ -72,15 +80,20 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
     store = open_run(url, log=LogOptions(assume_single_writer=single_writer), transfer=transfer)
     if rebuild_log:
         return _rebuild(store, yes=yes, as_json=as_json)
+    if store.run is None:
+        raise NotFoundError(
+            f"There is no run at {store.url}.",
+            hint="Check the URL. If its log and run.json were lost, see `ckptstore repair URL --rebuild-log`.",
+        )
     work = store.repair()
     stale = work.stale_hints()
     if yes:
         work.write_hints(stale)
-    checkpoints = []
+    targets = _targets(store, name, source, restores=restores)
+    replica = None if source is None else _replica(source, url, transfer)
     with progress_of("verifying, level full", wanted=not as_json) as progress:
-        for each in _targets(store, name, source):
-            one = _Mending(work, each, _replica(source or "", url, transfer), progress)
-            checkpoints.append(one.done(store, restores=restores) if yes else one.shown())
+        mendings = [_Mending(work, each, replica, progress) for each in targets]
+        checkpoints = [each.done(store, restores=restores) if yes else each.shown() for each in mendings]
     document: Document = {
         **run_document(store),
         "applied": yes,
@@ -91,15 +104,15 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
     if as_json:
         print_json(document)
     else:
-        _print(document, stale)
+        _print(document, stale, restores=restores)
         warn_of_lost_tail(store)
     return Exit.FINE if document["ok"] and store.lost_from is None else Exit.BAD
 
 
 class _Mending:
-    """One checkpoint, and the replica."""
+    """One checkpoint, and the replica, if there is one."""
 
-    def __init__(self, work: Repair, checkpoint: Checkpoint, source: ObjectStore, progress: Progress) -> None:
+    def __init__(self, work: Repair, checkpoint: Checkpoint, source: ObjectStore | None, progress: Progress) -> None:
         self._work, self._checkpoint, self._source, self._progress = work, checkpoint, source, progress
 
     def shown(self) -> Document:
@@ -107,38 +120,45 @@ class _Mending:
         committed = self._checkpoint.committed
         verdict = self._work.verdict(committed, progress=self._progress)
         mends = [*self._work.mends(committed, verdict, self._source)]
-        restorable = verdict.passed and self._work.may_be_restored(committed)
-        ok = verdict.passed or verdict.retired
-        return self._document(mends, ok=ok, restorable=restorable, restored=False)
+        return self._document(mends, verdict, restored=False)
 
     def done(self, store: CheckpointStore, *, restores: bool) -> Document:
-        """Do it, and return what was done."""
+        """Do it, and return what was done. What is retired meanwhile needs nothing any more."""
         committed = self._checkpoint.committed
-        mends = self._work.mend(committed, self._source, progress=self._progress)
-        verdict = self._work.verdict(committed, progress=self._progress)
-        restorable = verdict.passed and self._work.may_be_restored(committed)
-        restored = restorable and restores and store.restore(self._checkpoint)
-        return self._document(mends, ok=verdict.passed or verdict.retired, restorable=restorable, restored=restored)
+        try:
+            mends, verdict = self._work.mend(committed, self._source, progress=self._progress)
+            restorable = restores and verdict.passed and self._work.may_be_restored(committed)
+            return self._document(mends, verdict, restored=restorable and store.restore(self._checkpoint))
+        except NotFoundError:
+            if self._work.is_kept(committed):
+                raise
+        gone = Verdict("full", committed.seq, (), retired=True)
+        return self._document([], gone, restored=False)
 
-    def _document(self, mends: Iterable[Mend], *, ok: bool, restorable: bool, restored: bool) -> Document:
+    def _document(self, mends: Iterable[Mend], verdict: Verdict, *, restored: bool) -> Document:
         committed = self._checkpoint.committed
+        restorable = verdict.passed and not restored and self._work.may_be_restored(committed)
         return {
             "checkpoint_id": committed.commit.checkpoint_id,
             "seq": committed.seq,
             "set_aside": None if restored else committed.set_aside,
-            "ok": ok,
+            "ok": verdict.passed or verdict.retired,
+            "retired": verdict.retired,
             "objects": [{key: value for key, value in asdict(each).items() if key != "seq"} for each in mends],
-            "restorable": restorable and not restored,
+            "restorable": restorable,
             "restored": restored,
         }
 
 
-def _targets(store: CheckpointStore, name: str | None, source: str | None) -> list[Checkpoint]:
-    if name is not None and source is None:
-        raise InvalidInputError("A name needs --from: its data are mended from a replica.", hint="Add --from URL2.")
-    if source is None:
+def _targets(store: CheckpointStore, name: str | None, source: str | None, *, restores: bool) -> list[Checkpoint]:
+    if source is None and not restores:
+        if name is not None:
+            raise InvalidInputError("A name needs --from or --restore.", hint="Add --from URL2: a replica of the run.")
         return []
-    return [store.get(name)] if name is not None else store.checkpoints(include_set_aside=True)
+    if name is not None:
+        return [store.get(name)]
+    found = store.checkpoints(include_set_aside=True)
+    return found if source is not None else [each for each in found if each.committed.set_aside == QUARANTINED]
 
 
 def _replica(source: str, url: str, transfer: TransferOptions) -> ObjectStore:
@@ -153,7 +173,7 @@ def _replica(source: str, url: str, transfer: TransferOptions) -> ObjectStore:
     )
 
 
-def _print(document: Document, stale: list[Hint]) -> None:
+def _print(document: Document, stale: list[Hint], *, restores: bool) -> None:
     done = document["applied"]
     for hint in stale:
         print_line(f"{'written' if done else 'would be written'}: {hint.key} ({hint.why})")
@@ -162,6 +182,9 @@ def _print(document: Document, stale: list[Hint]) -> None:
     for each in document["checkpoints"]:
         what = f"{each['checkpoint_id']}@{each['seq']}"
         aside = f" ({each['set_aside']})" if each["set_aside"] else ""
+        if each["retired"]:
+            print_line(f"{'gone':8} {what}: retired meanwhile, which is no damage")
+            continue
         print_line(f"{'ok' if each['ok'] else 'DAMAGED':8} {what}{aside}")
         for mend in each["objects"]:
             size = "" if mend["size"] is None else f", {format_bytes(mend['size'])}"
@@ -171,7 +194,9 @@ def _print(document: Document, stale: list[Hint]) -> None:
             print_line("    It may be selected again.")
         elif each["restorable"]:
             print_line(pointed(f"    It is whole: `ckptstore restore URL {what}` lets it be selected again."))
-    if not done and (stale or any(each["objects"] for each in document["checkpoints"])):
+    mends = [mend["outcome"] == "can be mended" for each in document["checkpoints"] for mend in each["objects"]]
+    restorable = restores and any(each["restorable"] for each in document["checkpoints"])
+    if not done and (stale or any(mends) or restorable):
         print_line("Nothing was changed. Add --yes to do it.")
 
 
@@ -196,17 +221,23 @@ def _rebuild(store: CheckpointStore, *, yes: bool, as_json: bool) -> int:
         ],
         "left_out": [asdict(each) for each in plan.left_out],
     }
+    late = [each for each in document["found"] if yes and not each["committed"]]
     if as_json:
         print_json(document)
     else:
         for each in document["found"]:
-            print_line(f"{'committed' if yes else 'would be committed'}: {each['prefix']}")
+            told = ("committed" if each["committed"] else "NOT committed") if yes else "would be committed"
+            print_line(f"{told}: {each['prefix']}")
         for left in plan.left_out:
             print_warning(f"left out: {left.key}: {left.why}")
         if plan.left_out:
             print_warning(
-                "A later collection takes what was left out for dead data: copy it away first if you need it."
+                "What was left out stays where it is, and no collection takes it while its COMMITTED object is there. "
+                "If nobody needs it, delete that object by a tool of the store's own: then a collection takes the rest."
             )
-        print_line(counted(len(plan.found), "checkpoint") + (" committed." if yes else "; add --yes to write the log."))
+        if late:
+            print_warning(LATE)
+        many = counted(len(plan.found) - len(late), "checkpoint")
+        print_line(many + (" committed." if yes else "; add --yes to write the log."))
         print_line(pointed(LOST))
-    return Exit.FINE
+    return Exit.BAD if late else Exit.FINE

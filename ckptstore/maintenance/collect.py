@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
 from ckptstore.errors import (
@@ -23,7 +23,7 @@ from ckptstore.errors import (
 from ckptstore.events import Collected as CollectedEvent
 from ckptstore.events import Deleted, tell
 from ckptstore.events import Retired as RetiredEvent
-from ckptstore.format.layout import parse_data_key
+from ckptstore.format.layout import Stem, parse_data_key
 from ckptstore.format.records import Collected, Retire
 from ckptstore.maintenance.collect_plan import (
     GRACE_SECONDS,
@@ -90,12 +90,17 @@ def retire(log: RunLog, seqs: Iterable[int], *, reason: str) -> list[int]:
 
     Raises:
         InvalidInputError: They may not be retired: one is pinned, the newest, or the newest verified, or fewer than two
-            would be left; or one is no kept checkpoint, or the reason is too long.
+            would be left; or one is no kept checkpoint, the reason is too long, or they are too many.
         CommitUnknownError: Whether they are retired is not known; ask again. See `RunLog.append` for the rest.
 
     If killed: all of them are retired or none. Nothing is deleted.
     """
     wanted = sorted(set(seqs))
+    if len(wanted) > SEQS_AT_ONCE:  # all or none: of several records some could be written
+        raise InvalidInputError(
+            f"{len(wanted)} checkpoints are too many for one record, which holds {SEQS_AT_ONCE}. Nothing was retired.",
+            hint=f"Name at most {SEQS_AT_ONCE} at once.",
+        )
 
     def decide(fold: Fold) -> Retire | None:
         left = tuple(seq for seq in wanted if seq not in fold.retired)
@@ -103,25 +108,29 @@ def retire(log: RunLog, seqs: Iterable[int], *, reason: str) -> list[int]:
         if left and (why := rejection(fold, fold.end, record)) is not None:
             raise InvalidInputError(
                 f"{', '.join(map(str, left))} cannot be retired: {why}. Nothing was retired.",
-                hint="See `ckptstore ls URL --all`; `ckptstore unpin URL NAME --holder WHO` lets go of one.",
+                hint="See `ckptstore ls URL --all`; `ckptstore unpin URL NAME --holder HOLDER` lets go of a pin.",
                 seqs=list(left),
             )
         return record if left else None
 
     log.refresh()
-    return _retired(log, decide)
+    return _without_copies(log, _retired(log, decide))
 
 
-def retire_by(log: RunLog, keep: Keep, *, reason: str = "", term: int | None = None) -> list[int]:
+def retire_by(
+    log: RunLog, keep: Keep, *, shown: Sequence[int] | None = None, reason: str = "", term: int | None = None
+) -> list[int]:
     """Retire what a policy lets go of; return which.
 
     Args:
         log: Open.
         keep: The policy.
+        shown: Nothing but these, by seq, which somebody has agreed to (I17); None: all.
         reason: Why; by default the policy itself.
         term: Of a trainer, which may not retire after a newer one has claimed the run.
 
     Raises:
+        ConflictError: The policy keeps some of what was shown by now.
         FencedError: A newer incarnation has claimed the run.
         CommitUnknownError: Whether they are retired is not known; ask again. See `RunLog.append` for the rest.
 
@@ -135,8 +144,10 @@ def retire_by(log: RunLog, keep: Keep, *, reason: str = "", term: int | None = N
         return Retire(left, reason or str(keep), term) if left else None
 
     log.refresh()
+    if shown is not None:
+        return _without_copies(log, _retire_as_shown(log, shown, keep, reason))
     retired: list[int] = []
-    while some := _retired(log, decide):
+    while some := _without_copies(log, _retired(log, decide)):
         retired += some
     return retired
 
@@ -165,7 +176,7 @@ def collect(  # noqa: PLR0913  (what was shown, and how it is applied)
     Raises:
         ConflictError: The plan is not the one that was shown any more. Nothing was changed, or nothing but what that
             plan says: a checkpoint that was to be retired was pinned in that very moment.
-        IntegrityError: The log is damaged, or lost its tail. Nothing was changed.
+        IntegrityError: The log is damaged, or lost its tail. Nothing was deleted.
         CommitUnknownError: Whether what was to be retired is retired is not known. Nothing was deleted.
         UnsupportedError: A later release wrote to this log, or the store cannot be written to safely.
         CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ... What cannot be
@@ -179,11 +190,11 @@ def collect(  # noqa: PLR0913  (what was shown, and how it is applied)
     report = Report(plan)
     if keep is not None:
         report.retired = _retire_as_shown(log, plan.retire, keep, reason)
-    _check_still_garbage(log.fold, plan.delete)
+    _check_still_garbage(log, plan.delete)
     _delete(log, plan.delete, report, audit=audit, options=options or TransferOptions())
     _abort(log, plan.abort, report)
     prefixes = {parsed.stem for each in plan.delete if (parsed := parse_data_key(each.key)) is not None}
-    emptied = {*map(str, prefixes)}
+    emptied = {*map(str, prefixes)} - {each.prefix for each in plan.waiting}
     seqs = [seq for seq, prefix in log.fold.retired.items() if prefix in emptied or seq in plan.gone]
     _record_gone(log, seqs, report)
     return report
@@ -218,7 +229,7 @@ def collect_retired(
     found = {seq: keys_under(log.store, prefix) for seq, prefix in due.items()}
     deletions = [Deletion(info.key, info.size, f"{seq} is retired") for seq in sorted(found) for info in found[seq]]
     report = Report(Plan(log.store.url, log.run, delete=tuple(deletions)))
-    _check_still_garbage(log.fold, deletions)
+    _check_still_garbage(log, deletions)
     _delete(log, deletions, report, audit=audit, options=options)
     _record_gone(log, sorted(due), report)
     return report
@@ -233,6 +244,19 @@ def _retired(log: RunLog, decide: Callable[[Fold], Retire | None]) -> list[int]:
     return list(seqs)
 
 
+def _without_copies(log: RunLog, seqs: list[int]) -> list[int]:
+    """Delete the copies of their commits, best effort: a log that is rebuilt from copies leaves them out.
+
+    They are hints (I10), so nobody needs a grace. Who may not delete leaves them to whoever collects.
+    """
+    retired = log.fold.retired
+    with suppress(CkptStoreError):
+        for seq in seqs:
+            if seq in retired and (stem := Stem.parse(retired[seq])) is not None:
+                log.store.delete(stem.committed_key)
+    return seqs
+
+
 def _retire_as_shown(log: RunLog, shown: Sequence[int], keep: Keep, reason: str) -> list[int]:
     """Retire what was shown; the policy must say so still at the slot where it is written (I17)."""
     retired: list[int] = []
@@ -245,7 +269,7 @@ def _retire_as_shown(log: RunLog, shown: Sequence[int], keep: Keep, reason: str)
                 raise ConflictError(
                     f"The plan that was shown no longer holds: {', '.join(map(str, spared))} may not be retired now. "
                     "Nothing was deleted.",
-                    hint="Look at the new plan: `ckptstore gc URL --dry-run`.",
+                    hint="Look at the new plan: run the same command again, or `ckptstore gc URL --dry-run`.",
                     seqs=spared,
                 )
             return Retire(left, reason or str(keep)) if left else None
@@ -267,13 +291,16 @@ def _another_plan(digest: str, plan: Plan) -> ConflictError:
     )
 
 
-def _check_still_garbage(fold: Fold, deletions: Iterable[Deletion]) -> None:
-    """Look once more, right before the first deletion, that no kept checkpoint has any of it (I8).
+def _check_still_garbage(log: RunLog, deletions: Sequence[Deletion]) -> None:
+    """Read the log once more, right before the first deletion: no kept checkpoint may have any of it (I8).
 
     Raises:
-        IntegrityError: One has: a bug, or a log that was replaced.
+        IntegrityError: One has: a bug; or the log lost its tail, or was replaced, since the plan was made.
+        CkptStoreError: The log could not be read.
     """
-    kept = {each.commit.prefix for each in fold.kept}
+    if not deletions:
+        return
+    kept = {each.commit.prefix for each in certain_fold(log).kept}
     for each in deletions:
         parsed = parse_data_key(each.key)
         if parsed is None or str(parsed.stem) in kept:

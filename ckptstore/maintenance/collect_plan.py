@@ -171,8 +171,7 @@ def plan_collection(log: RunLog, *, keep: Keep | None = None, grace_seconds: flo
         notes.append("The store does not tell its time here: what waits for the grace waits on (--grace 0 does not).")
     ripe = Ripe(log, fold, now, grace_seconds)
     retired = {prefix: seq for seq, prefix in fold.retired.items()}
-    if not grace_seconds:
-        retired |= {fold.commits[seq].commit.prefix: seq for seq in retire}
+    retired |= {fold.commits[seq].commit.prefix: seq for seq in retire}
     kept = {each.commit.prefix for each in fold.kept} - retired.keys()
     sorted_out = _Sorted(log, fold, ripe, retired)
     for stem, infos in listed.stems.items():
@@ -246,7 +245,7 @@ class Ripe:
 
     def retired(self, seq: int) -> bool:
         """Return whether the retirement of `seq` stands in the log for so long."""
-        return not self._grace or seq not in self._recent
+        return not self._grace or (seq in self._fold.retired and seq not in self._recent)
 
     def stored(self, infos: Iterable[ObjectInfo]) -> bool:
         """Return whether the newest of these objects is so old."""
@@ -284,6 +283,9 @@ class _Sorted:
         seq = self._retired.get(str(stem))
         if seq is not None:
             is_ripe, why = self._ripe.retired(seq), f"{stem.name}@{seq} is retired"
+            if not is_ripe:  # the copy of its commit goes at once: a log that is rebuilt leaves it out
+                self.delete += [Deletion(info.key, info.size, why) for info in infos if info.key == stem.committed_key]
+                infos = [info for info in infos if info.key != stem.committed_key]
         elif not is_orphan(self._fold, stem):  # I7
             return
         elif stem.committed_key in {info.key for info in infos} and not self._is_vouched_for(stem):
@@ -295,7 +297,7 @@ class _Sorted:
             is_ripe, why = self._ripe.stored(infos), "it can never commit"
         if is_ripe:
             self.delete += [Deletion(info.key, info.size, why) for info in infos]
-        else:
+        elif infos:
             self.waiting.append(Waiting(str(stem), len(infos), sum(info.size for info in infos), why))
 
     def _is_vouched_for(self, stem: Stem) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ckptstore.errors import CkptStoreError, NotFoundError
+from ckptstore.events import DamageFound, tell
 from ckptstore.format.records import ABANDONED, QUARANTINED, Restore, SetAside
 from ckptstore.maintenance import hints, rebuild, replica
 from ckptstore.maintenance.hints import Hint
@@ -14,8 +15,8 @@ from ckptstore.maintenance.scrub import Scrub
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.catalog import Catalog
-from ckptstore.protocol.fold import Committed
-from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.fold import Committed, Fold, apply_to_own
+from ckptstore.protocol.log import Entry, RunLog
 from ckptstore.protocol.verify import Progress, Verdict, unwatched
 from ckptstore.protocol.verify_data import verify_data
 
@@ -67,6 +68,7 @@ class Repair:
 
     def __init__(self, log: RunLog, *, options: TransferOptions, again: Callable[[], ObjectStore]) -> None:
         self._log, self._options, self._again = log, options, again
+        self._scrub = Scrub(log, options=options, again=again)
 
     def stale_hints(self) -> list[Hint]:
         """Return the hints that are missing or stale. See `hints.stale_hints`."""
@@ -78,11 +80,12 @@ class Repair:
 
     def verdict(self, committed: Committed, *, progress: Progress = unwatched) -> Verdict:
         """Return what level `full` says of a checkpoint; what it finds is read twice."""
-        scrub = Scrub(self._log, options=self._options, again=self._again)
-        return scrub.verify(committed, level="full", progress=progress)
+        return self._scrub.verify(committed, level="full", progress=progress)
 
-    def mends(self, committed: Committed, verdict: Verdict, source: ObjectStore) -> Iterator[Mend]:
+    def mends(self, committed: Committed, verdict: Verdict, source: ObjectStore | None) -> Iterator[Mend]:
         """Yield what a replica could mend of what `verdict` found damaged twice. It is read and hashed for that.
+
+        Without a `source` nothing can be mended.
 
         Raises:
             CkptStoreError: The run's own store could not be read.
@@ -96,6 +99,8 @@ class Repair:
                 yield replace(mend, reason="A second reading found it whole.")
             elif finding.key not in named:
                 yield replace(mend, reason="What it was is told by an object that is damaged itself.")
+            elif source is None:
+                yield replace(mend, reason="No replica was named.")
             else:
                 mend = replace(mend, size=named[finding.key].size)
                 try:
@@ -104,8 +109,13 @@ class Repair:
                 except CkptStoreError as error:
                     yield replace(mend, reason=f"The replica does not have it: {error.message}")
 
-    def mend(self, committed: Committed, source: ObjectStore, *, progress: Progress = unwatched) -> list[Mend]:
-        """Mend what can be, parts first, since they name the others, and return what became of each object.
+    def mend(
+        self, committed: Committed, source: ObjectStore | None, *, progress: Progress = unwatched
+    ) -> tuple[list[Mend], Verdict]:
+        """Mend what can be, parts first, since they name the others.
+
+        Returns:
+            What became of each object, and the verdict of level `full` on what is there now.
 
         Raises:
             NotFoundError: The checkpoint was retired meanwhile: its bytes are nobody's any more.
@@ -120,12 +130,12 @@ class Repair:
             ended = [self._mended(committed, each, source) for each in found]
             done.update({each.key: each for each in ended})
             if not any(each.outcome == "mended" for each in ended):
-                return [*done.values()]
+                return [*done.values()], verdict
 
-    def _mended(self, committed: Committed, wanted: Mend, source: ObjectStore) -> Mend:
-        if wanted.outcome != "can be mended":
+    def _mended(self, committed: Committed, wanted: Mend, source: ObjectStore | None) -> Mend:
+        if wanted.outcome != "can be mended" or source is None:
             return wanted
-        if committed.seq not in self._log.refresh().whole().commits:
+        if not self.is_kept(committed):
             raise NotFoundError(f"The checkpoint of slot {committed.seq} is retired.", seq=committed.seq)
         named = {each.key: each for each in replica.named_objects(self._log.store, committed)}
         try:
@@ -133,6 +143,14 @@ class Repair:
         except CkptStoreError as error:
             return replace(wanted, outcome="cannot be mended", reason=error.message)
         return replace(wanted, outcome="mended")
+
+    def is_kept(self, committed: Committed) -> bool:
+        """Say whether a checkpoint is not retired by now.
+
+        Raises:
+            CkptStoreError: The log could not be read.
+        """
+        return committed.seq in self._log.refresh().whole().commits
 
     def may_be_restored(self, committed: Committed) -> bool:
         """Say whether a checkpoint is set aside for its damage alone, and not because the run went back as well.
@@ -144,11 +162,20 @@ class Repair:
         if now is None or now.set_aside != QUARANTINED:
             return False
         abandoned = False
-        for entry in self._log.records(start=committed.seq + 1):
+        for entry in self._valid_records():
             if isinstance(entry.record, SetAside | Restore) and committed.seq in entry.record.seqs:
                 went_back = isinstance(entry.record, SetAside) and entry.record.reason == ABANDONED
                 abandoned = went_back or (abandoned and isinstance(entry.record, SetAside))
         return not abandoned
+
+    def _valid_records(self) -> Iterator[Entry]:
+        """Yield the records that counted at their slots. Which did, a snapshot does not say: all are folded."""
+        known = self._log.fold
+        fold = Fold(run=known.run, run_blake3=known.run_blake3, last=known.run_blake3)
+        for entry in self._log.records(end=known.end):
+            fold = apply_to_own(fold, entry.envelope, entry.record, entry.blake3)
+            if not fold.ignored or fold.ignored[-1].seq != entry.seq:
+                yield entry
 
     def restore(self, committed: Committed) -> bool:
         """Make a checkpoint selectable again. See `Catalog.restore`. If killed: it is restored or not."""
@@ -196,4 +223,6 @@ class Repair:
             verdict = verify_data(store, committed, "full", options=self._options)
             if not any(each.is_damage for each in verdict.findings):
                 return None
+        for each in verdict.findings:
+            tell(self._log.observer, DamageFound(each.key))
         return verdict.findings[0].message

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ckptstore.errors import InvalidInputError, NotFoundError
+from ckptstore.events import DamageFound, tell
 from ckptstore.format.records import LEVELS, Verified
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
@@ -57,6 +58,7 @@ class Scrub:
         self._log, self._options, self._again, self.share = log, options, again, share
         self._before = log.fold.selectable
         self._known: dict[int, Verdict] = {}
+        self._told: set[str] = set()
 
     def verify(self, committed: Committed | None, *, level: Level, progress: Progress = unwatched) -> Verdict:
         """Return a verdict on the log and one checkpoint. See `protocol.verify.verify`; damage is read twice."""
@@ -145,8 +147,15 @@ class Scrub:
             found = {each.key for each in second.findings if each.is_damage}
             marked = tuple(replace(each, confirmed=each.is_damage and each.key in found) for each in verdict.findings)
             verdict = without_retired(self._log, replace(verdict, findings=marked))
+            self._tell(verdict)
         self._known[committed.seq] = verdict
         return verdict
+
+    def _tell(self, verdict: Verdict) -> None:
+        """Tell of each object that was damaged in two readings, once."""
+        for key in sorted({each.key for each in verdict.findings if each.confirmed} - self._told):
+            self._told.add(key)
+            tell(self._log.observer, DamageFound(key))
 
 
 def loss_of(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ckptstore.errors import IntegrityError
+from ckptstore.errors import IntegrityError, NotFoundError
 from ckptstore.format.shard import StoredShard
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
 from ckptstore.options import TransferOptions
@@ -174,9 +175,14 @@ def _verify_shards(
     return Verdict(level, None, tuple(findings), read, paths)
 
 
-def _listed(store: ObjectStore, paths: Iterable[str]) -> dict[str, ObjectInfo]:
+def _listed(store: ObjectStore, paths: Sequence[str]) -> dict[str, ObjectInfo]:
     prefixes = sorted({path.rpartition("/")[0] + "/" for path in paths})
-    return {info.key: info for prefix in prefixes for info in store.list(prefix)}
+    found = {info.key: info for prefix in prefixes for info in store.list(prefix)}
+    for path in paths:
+        if path not in found:  # a file system on a network may list late
+            with contextlib.suppress(NotFoundError):
+                found[path] = store.head(path)
+    return found
 
 
 def _compare(level: Level, stored: StoredShard, info: ObjectInfo | None) -> list[Finding]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import subprocess
+import sys
 
 import pytest
 
@@ -117,7 +120,7 @@ def test_what_waits_and_what_stays_is_said(ckptstore, six):
     found = planned(ckptstore, six, "--grace", "1h")
     assert [each["prefix"].split(".")[0] for each in found["waiting"]] == ["step-10", "torn"]
     found = planned(ckptstore, six, "--grace", 0)
-    assert (len(found["abort"]), len(found["delete"])) == (1, 5)
+    assert (len(found["abort"]), len(found["delete"])) == (1, 4)
     assert ckptstore("gc", six.url, "--grace", 0, "--apply", found["digest"]).code == 0
     assert list(six.store.list_uploads("")) == []
     assert names(six) == {"mine.bin", *(f"step-{step}" for step in (20, 30, 40, 50, 60))}
@@ -135,11 +138,38 @@ def test_checkpoints_are_retired_by_name_for_ever(ckptstore, six):
     assert (again.code, again.json["error"]) == (3, "not_found")
 
 
+def test_a_name_that_several_have_retires_none_of_them(ckptstore, six):
+    seqs = [six.save("dup").seq for _ in range(3)]
+    six.save("newest")
+    for _ in range(2):
+        ended = ckptstore("retire", six.url, "dup", "--yes", "--json")
+        assert (ended.code, ended.json["error"], ended.json["facts"]["seqs"]) == (2, "invalid_input", seqs[::-1])
+    assert ckptstore("retire", six.url, f"dup@{seqs[0]}", "--yes", "--json").json["retired"] == [seqs[0]]
+
+
 def test_checkpoints_are_retired_by_a_policy(ckptstore, six):
     assert ckptstore("retire", six.url, "--keep-daily", 1, "--yes", "--json").json["retired"] == [1, 2, 3, 4]
     ended = ckptstore("retire", six.url, "--keep-daily", 1, "--yes", "--json")
     assert (ended.code, ended.json["changed"], ended.json["retired"]) == (0, False, [])
     assert "nothing was changed" in ckptstore("retire", six.url, "--keep-daily", 1).out
+
+
+def test_a_commit_while_a_person_thinks_lets_nothing_go_that_was_not_shown(six):  # I17
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ckptstore.cli", "retire", six.url, "--keep-last", "3"]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asked:
+        os.close(theirs)
+        assert asked.stderr.read(len("Retire them")) == b"Retire them"
+        six.save("step-70", step=70)
+        os.write(ours, b"y\n")
+        lines = asked.communicate(timeout=60)[0].decode().splitlines()
+        lines = [line.strip() for line in lines]  # after the question's own line
+    os.close(ours)
+    assert asked.returncode == 0
+    shown = [line.split()[-1] for line in lines if line.startswith("would be retired")]
+    assert shown == ["step-10@1", "step-20@2", "step-30@3"]
+    assert "Retired: step-10@1, step-20@2, step-30@3." in lines
+    assert kept(six) == [40, 50, 60, 70]
 
 
 @pytest.mark.parametrize("more", [["step-10"], ["--keep-last", 2], ["--keep-last", 2, "--json"]])

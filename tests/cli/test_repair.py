@@ -6,6 +6,11 @@ import shutil
 
 import pytest
 
+from ckptstore.cli import repairing
+from ckptstore.maintenance.collect import retire
+from ckptstore.objectstore.urls import open_store
+from ckptstore.testing.tapped import TappedStore
+
 
 @pytest.fixture
 def replica(run, tmp_path):
@@ -64,11 +69,61 @@ def test_damaged_objects_are_shown_then_mended_and_restoring_is_offered_then_don
     assert ckptstore("latest", run.url, "--json").json["checkpoint"]["seq"] == 2
 
 
+def test_restore_without_a_replica_reads_what_is_quarantined_and_restores_what_is_whole(ckptstore, run):
+    for name in "abcd":
+        run.save(name)
+    bad, good, gone = (run.catalog.find(name) for name in "bcd")
+    run.catalog.rollback(good.seq)
+    for each in (bad, good, gone):
+        run.catalog.set_aside([each.seq], reason="quarantined", note="x")
+    run.flip(bad.commit.stem.shard_key(1), 255)
+    shown = ckptstore("repair", run.url, "--restore", "--json").json["checkpoints"]
+    assert [(each["checkpoint_id"], each["restorable"], each["restored"]) for each in shown] == [
+        ("d", False, False),  # the run went back from it as well
+        ("c", True, False),
+        ("b", False, False),
+    ]
+    ended = ckptstore("repair", run.url, "--restore", "--yes", "--json")
+    assert ended.code == 1
+    assert [each["checkpoint_id"] for each in ended.json["checkpoints"] if each["restored"]] == ["c"]
+    (mend,) = ended.json["checkpoints"][2]["objects"]
+    assert (mend["outcome"], mend["reason"]) == ("cannot be mended", "No replica was named.")
+    assert ckptstore("latest", run.url, "--json").json["checkpoint"]["seq"] == good.seq
+    assert ckptstore("repair", run.url, "b@2", "--restore").code == 1
+
+
+def test_a_checkpoint_that_is_retired_meanwhile_does_not_end_the_repair_of_the_others(
+    ckptstore, run, replica, monkeypatch
+):
+    keys = [run.save(name).commit.stem.shard_key(1) for name in "abcd"]
+    source = open_store(replica())
+    for key in (keys[0], keys[1]):
+        run.flip(key, 255)
+
+    def tap(call, act):
+        if call.key == keys[1] and run.log.refresh().commits.get(2):
+            retire(run.log, [2], reason="old")
+        return act()
+
+    monkeypatch.setattr(repairing, "open_store", lambda *_, **__: TappedStore(source, tap))
+    ended = ckptstore("repair", run.url, "--from", source.url, "--yes", "--json")
+    assert ended.code == 0
+    assert [(each["checkpoint_id"], each["retired"], len(each["objects"])) for each in ended.json["checkpoints"]] == [
+        ("d", False, 0),
+        ("c", False, 0),
+        ("b", True, 0),
+        ("a", False, 1),
+    ]
+    assert ended.json["checkpoints"][3]["objects"][0]["outcome"] == "mended"
+
+
 def test_what_the_replica_does_not_have_stays_damaged_and_is_told(ckptstore, run, replica):
     key = run.save("a").commit.stem.shard_key(1)
     run.flip(key, 255)
-    found = ckptstore("repair", run.url, "--from", replica(), "--yes", "--json")
+    source = replica()
+    found = ckptstore("repair", run.url, "--from", source, "--yes", "--json")
     assert found.code == 1
+    assert "Add --yes" not in ckptstore("repair", run.url, "--from", source).out
     (mend,) = found.json["checkpoints"][0]["objects"]
     assert (mend["key"], mend["outcome"]) == (key, "cannot be mended")
 
@@ -82,12 +137,40 @@ def test_a_log_that_was_lost_is_shown_then_written(ckptstore, run):
     assert ended.code == 0
     assert ended.out.count("would be committed") == 2
     assert "left out" in ended.err
+    assert "no collection takes it" in ended.err
+    assert "retired" in ended.out.partition("What stood in the lost log alone is lost")[2]
     assert list(run.store.list("log/")) == []
     found = ckptstore("repair", run.url, "--rebuild-log", "--yes", "--json").json
     assert [(each["checkpoint_id"], each["committed"]) for each in found["found"]] == [("a", True), ("c", True)]
     assert len(found["left_out"]) == 1
     assert [each["checkpoint_id"] for each in ckptstore("ls", run.url, "--json").json["committed"]] == ["c", "a"]
     assert ckptstore("verify", run.url, "--all", "--level", "full").code == 0
+
+
+def test_what_a_rebuilding_left_out_is_not_told_as_committed_by_the_next_one(ckptstore, run):
+    shard = run.save("a", step=1).commit.stem.shard_key(0)
+    run.save("b", step=2)
+    body = run.store.get(shard, max_bytes=1 << 20)
+    run.store.delete(shard)
+    forget_log(run)
+    assert ckptstore("repair", run.url, "--rebuild-log", "--yes").code == 0
+    run.store.put(shard, body)
+    ended = ckptstore("repair", run.url, "--rebuild-log", "--yes")
+    assert ended.code == 1
+    assert [line.split(": ")[0] for line in ended.lines[:3]] == [
+        "NOT committed",
+        "committed",
+        "1 checkpoint committed.",
+    ]
+    assert "left out by a rebuilding before" in ended.err
+    forget_log(run)
+    assert ckptstore("repair", run.url, "--rebuild-log", "--yes").code == 0
+    assert [each["checkpoint_id"] for each in ckptstore("ls", run.url, "--json").json["committed"]] == ["b", "a"]
+
+
+def test_where_there_is_no_run_there_is_nothing_to_repair(ckptstore, tmp_path):
+    ended = ckptstore("repair", tmp_path / "none", "--yes", "--json")
+    assert (ended.code, ended.json["error"]) == (3, "not_found")
 
 
 def test_a_log_that_is_there_is_never_rebuilt(ckptstore, run):

@@ -25,7 +25,7 @@ from ckptstore.format.records import LEVELS, Verified
 from ckptstore.maintenance import collect as collecting
 from ckptstore.maintenance.collect import collect, collect_retired, retire, retire_by
 from ckptstore.maintenance.collect_plan import plan_collection
-from ckptstore.maintenance.retention import Keep
+from ckptstore.maintenance.retention import Keep, retirable
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
@@ -194,7 +194,12 @@ def test_ages_and_moments_are_not_in_the_digest():
     first = run.plan(keep=Keep(last=2), grace_seconds=HOUR)
     run.clock.ahead = 3 * HOUR
     assert run.plan(keep=Keep(last=2), grace_seconds=HOUR).digest == first.digest
-    assert len(first.delete) == 2
+    assert sorted(each.key.rpartition("/")[2] for each in first.delete) == [
+        "COMMITTED",
+        "COMMITTED",
+        "rank-00000.safetensors",
+        "rank-00001.safetensors",
+    ]
     assert run.plan(keep=Keep(last=3), grace_seconds=HOUR).digest != first.digest
     assert run.plan(grace_seconds=HOUR).digest != first.digest
 
@@ -311,6 +316,49 @@ def test_a_fenced_job_retires_nothing():  # I3
     assert run.seqs == [2, 3, 4]
 
 
+def test_more_than_one_record_holds_are_refused_since_none_or_all_are_retired(monkeypatch):
+    monkeypatch.setattr(collecting, "SEQS_AT_ONCE", 2)
+    run = Run(saves=6)
+    with pytest.raises(InvalidInputError, match="3 checkpoints are too many"):
+        retire(run.log, [1, 2, 3], reason="")
+    assert run.seqs == [1, 2, 3, 4, 5, 6]
+    assert retire(run.log, [1, 2], reason="") == [1, 2]
+
+
+def test_what_was_shown_is_retired_and_nothing_that_a_commit_since_has_made_old():  # I17
+    run = Run(saves=5)
+    log = run.open(Intruded(run.store, lambda: run.save(6)))
+    shown = retirable(log.fold, Keep(last=3))
+    run.save(7)
+    assert retire_by(log, Keep(last=3), shown=shown) == shown == [1, 2]
+    assert run.seqs == [3, 4, 5, 6, 7]
+    Catalog(run.log).pin(4, holder="eval", reason="")
+    with pytest.raises(ConflictError, match="4 may not be retired now"):
+        retire_by(run.log, Keep(last=3), shown=[3, 4])
+    assert run.seqs == [3, 4, 5, 6, 7]
+
+
+def test_the_copy_of_a_commit_goes_when_its_checkpoint_is_retired_and_others_stay():
+    run = Run(saves=6)
+    stems = {seq: each.commit.stem for seq, each in run.log.fold.commits.items()}
+
+    def copies():
+        keys = {info.key for info in run.store.list("data/")}
+        return [seq for seq, stem in stems.items() if stem.committed_key in keys]
+
+    retire(run.log, [1], reason="")
+    assert copies() == [2, 3, 4, 5, 6]
+    retire_by(run.log, Keep(last=4))
+    assert copies() == [3, 4, 5, 6]
+    retire_by(run.open(Denies(run.store, "delete")), Keep(last=3))  # best effort
+    assert (run.seqs, copies()) == ([4, 5, 6], [3, 4, 5, 6])
+    plan = run.plan(grace_seconds=HOUR)
+    assert [each.key for each in plan.delete] == [stems[3].committed_key]
+    assert sorted(each.objects for each in plan.waiting) == [3, 3, 3]
+    assert run.collect(grace_seconds=HOUR).collected == []
+    assert (copies(), run.names >= {"step-1", "step-2", "step-3"}) == ([4, 5, 6], True)
+
+
 def test_a_thousand_and_more_are_retired_and_recorded_in_several_records(monkeypatch):
     monkeypatch.setattr(collecting, "SEQS_AT_ONCE", 2)
     run = Run(saves=7)
@@ -343,7 +391,8 @@ def test_the_bytes_stay_for_the_grace_by_the_clock_of_the_store():
 def test_what_is_retired_now_is_deleted_by_a_later_run():
     run = Run(saves=4)
     report = run.collect(keep=Keep(last=2), grace_seconds=HOUR)
-    assert (report.retired, report.deleted, report.collected) == ([1, 2], [], [])
+    assert (report.retired, report.collected) == ([1, 2], [])
+    assert [each.key.rpartition("/")[2] for each in report.deleted] == ["COMMITTED"] * 2  # hints need no grace
     assert run.names == {"step-1", "step-2", "step-3", "step-4"}
     run.clock.ahead = 1.1 * HOUR
     assert run.collect(keep=Keep(last=2), grace_seconds=HOUR).collected == [1, 2]
@@ -364,7 +413,7 @@ def test_a_long_log_is_not_read_to_find_out_when_something_was_retired():
             return super().head(key)
 
     log = run.open(Counting(run.store))
-    assert len(run.plan(log, grace_seconds=HOUR).delete) == 4
+    assert len(run.plan(log, grace_seconds=HOUR).delete) == 3
     assert len([key for key in calls if key.startswith("log/")]) <= 8
 
 
@@ -390,7 +439,7 @@ def test_where_the_store_does_not_tell_the_time_nothing_is_deleted_that_needs_a_
     plan = run.plan(log, grace_seconds=HOUR)
     assert (plan.delete, len(plan.waiting)) == ((), 2)
     assert "does not tell its time" in plan.notes[0]
-    assert len(run.plan(log).delete) == 6
+    assert len(run.plan(log).delete) == 5
     assert run.plan(log).notes == ()
 
 
@@ -504,6 +553,37 @@ def test_a_log_that_lost_its_tail_deletes_nothing():
     claim(log, Incarnation.new(job="gpt"))
     with pytest.raises(IntegrityError, match="lost"):
         run.plan(log)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda log, digest: collect(log, digest=digest, grace_seconds=0),
+        lambda log, _: collect_retired(log, now=None, grace_seconds=0),
+    ],
+    ids=["a collector", "a trainer"],
+)
+def test_a_log_that_loses_its_tail_between_the_plan_and_the_first_deletion_deletes_nothing(act):
+    run = Run(saves=4)
+    retire(run.log, [1], reason="")
+    last, data = f"log/{run.log.fold.end - 1:012d}.json", {info.key for info in run.store.list("data/")}
+    digest, looks = run.plan().digest, []
+
+    class Losing(ForwardingStore):
+        def get(self, key, **more):
+            try:
+                return super().get(key, **more)
+            finally:
+                if key == last:
+                    looks.append(key)
+                    run.store.delete(last)
+
+    log = run.open()
+    log.store = Losing(run.store)
+    with pytest.raises(IntegrityError, match="is gone"):
+        act(log, digest)
+    assert len(looks) == 2  # the first for the plan, the second for the deletion
+    assert {info.key for info in run.store.list("data/")} == data
 
 
 def test_a_log_that_was_replaced_under_a_collector_deletes_nothing():

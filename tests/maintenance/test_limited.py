@@ -99,7 +99,7 @@ def test_the_printed_policy_is_enough_to_collect_and_a_trainer_only_retires(limi
     collector = RunLog.open(opened(limited, url, "collector"))
     keep = Keep(last=2)
     shown = plan_collection(collector, keep=keep)  # whose grace needs the store's time
-    assert (shown.notes, len(shown.waiting)) == ((), 2)
+    assert (shown.notes, len(shown.waiting)) == ((), 3)
     digest = plan_collection(collector, keep=keep, grace_seconds=0).digest
     report = collect(collector, digest=digest, keep=keep, grace_seconds=0)
     assert (report.failed, report.retired, report.collected) == ({}, [2], [1, 2])

@@ -19,14 +19,18 @@ from scrubbed import (
 )
 
 from ckptstore.errors import ConflictError, IntegrityError, InvalidInputError, NotFoundError
-from ckptstore.format.layout import LATEST_KEY, state_key
-from ckptstore.format.records import Retire
+from ckptstore.format.layout import LATEST_KEY, slot_key, state_key
+from ckptstore.format.records import ABANDONED, Envelope, Retire, SetAside, encode_record
 from ckptstore.maintenance import rebuild
+from ckptstore.maintenance.collect import retire, retire_by
+from ckptstore.maintenance.collect_plan import plan_collection
+from ckptstore.maintenance.retention import Keep
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
+from ckptstore.protocol.claim import Incarnation, claim
 from ckptstore.protocol.log import RunLog
 from ckptstore.testing.crash import DyingStore, Killed
-from ckptstore.testing.simulated import ManualClock
+from ckptstore.testing.simulated import CountedIds, ManualClock
 
 LANDS = pytest.mark.parametrize("lands", [False, True], ids=["lost", "landed"])
 
@@ -65,11 +69,12 @@ def test_what_is_damaged_or_missing_comes_back_from_a_replica_bit_by_bit(place):
     committed = run.save(1)
     before, replica = contents(run.store, "data/"), replica_of(run.store)
     keys = damaged(run, committed)
-    mends = run.repair().mend(committed, replica)
+    mends, verdict = run.repair().mend(committed, replica)
+    assert verdict.passed is all(each.outcome == "mended" for each in mends)
     assert {(each.key, each.outcome) for each in mends} == {(key, "mended") for key in keys}
     assert contents(run.store, "data/") == before
     assert is_whole(run.store, committed, 1)
-    assert run.repair().mend(committed, replica) == []
+    assert run.repair().mend(committed, replica)[0] == []
 
 
 def test_what_would_be_mended_is_shown_and_nothing_is_changed(run):
@@ -98,7 +103,8 @@ def test_a_replica_with_other_bytes_mends_nothing(run):
     run.store.delete(committed.commit.documents.path)
     flip(replica, committed.commit.documents.path, 20)
     before = contents(run.store)
-    mends = run.repair().mend(committed, replica)
+    mends, verdict = run.repair().mend(committed, replica)
+    assert verdict.passed is all(each.outcome == "mended" for each in mends)
     assert [each.outcome for each in mends] == ["cannot be mended"] * 2
     assert all("replica" in each.reason for each in mends)
     assert contents(run.store) == before
@@ -126,7 +132,7 @@ def test_a_replica_that_changes_between_two_looks_stores_nothing(run, read):
             return bytes(body)
 
     changing = Changing(replica)
-    (mend,) = run.repair().mend(committed, changing)
+    ((mend,), _) = run.repair().mend(committed, changing)
     assert (mend.outcome, changing.reads) == ("cannot be mended", read)
     assert contents(run.store) == before
 
@@ -146,7 +152,7 @@ def test_an_object_that_is_whole_is_never_written(run):
             written.append(key)
             return super().open_upload(key, size=size)
 
-    keys = {each.key for each in run.repair(store=Noting(run.store)).mend(committed, replica)}
+    keys = {each.key for each in run.repair(store=Noting(run.store)).mend(committed, replica)[0]}
     assert sorted(written) == sorted(keys)
 
 
@@ -160,7 +166,7 @@ def test_where_a_failed_upload_may_lose_what_stands_there_nothing_is_replaced(ru
     class Clearing(ForwardingStore):
         engine = "fsspec"
 
-    mends = {each.key: each for each in run.repair(store=Clearing(run.store)).mend(committed, replica)}
+    mends = {each.key: each for each in run.repair(store=Clearing(run.store)).mend(committed, replica)[0]}
     assert mends[stem.shard_key(1)].outcome == "mended"
     assert mends[stem.shard_key(0)].outcome == "cannot be mended"
     assert "fsspec" in mends[stem.shard_key(0)].reason
@@ -177,7 +183,7 @@ def test_a_checkpoint_that_is_retired_meanwhile_is_not_mended(run):
     run.log.append(lambda _: Retire((committed.seq,), "old"))
     with pytest.raises(NotFoundError):
         work._mended(committed, shown[0], replica)
-    assert work.mend(committed, replica) == []
+    assert work.mend(committed, replica)[0] == []
 
 
 @LANDS
@@ -199,7 +205,7 @@ def test_killed_at_any_call_of_a_mending_nothing_is_worse_and_it_can_be_done_aga
         except Killed:
             now = contents(store)
             assert {key for key in right if now.get(key) not in (right[key], hurt.get(key))} == set()
-            assert {each.outcome for each in base.repair().mend(committed, replica)} <= {"mended"}
+            assert {each.outcome for each in base.repair().mend(committed, replica)[0]} <= {"mended"}
             assert contents(store, "data/") == {key: body for key, body in right.items() if key.startswith("data/")}
         else:
             break
@@ -221,6 +227,31 @@ def test_what_was_quarantined_alone_may_be_restored_and_what_the_run_went_back_f
     assert work.may_be_restored(third)
     assert work.restore(second) is True
     assert run.catalog.find(seq=second.seq).set_aside is None
+
+
+def test_a_record_that_did_not_count_at_its_slot_does_not_say_that_the_run_went_back(run):
+    first, second = run.save(1), run.save(2)
+    fold = run.log.fold
+    envelope = Envelope(1, fold.run, fold.end, "f" * 32, "2027-01-01T00:00:00.000Z", fold.last)
+    record = SetAside((first.seq, 999), ABANDONED, "")
+    run.store.put(slot_key(fold.end), encode_record(record, envelope))
+    run.catalog.set_aside([first.seq], reason="quarantined", note="x")
+    assert [each.seq for each in run.log.fold.ignored] == [second.seq + 1]
+    assert run.repair().may_be_restored(first)
+
+
+def test_a_checkpoint_that_is_whole_is_read_once(run):
+    committed = run.save(1)
+    reads = []
+
+    class Reading(ForwardingStore):
+        def get_range(self, key, **more):
+            reads.append((key, *more.values()))
+            return super().get_range(key, **more)
+
+    mends, verdict = run.repair(store=Reading(run.store)).mend(committed, replica_of(run.store))
+    assert (mends, verdict.passed) == ([], True)
+    assert len(reads) == len(set(reads)) >= 6
 
 
 # --- hints ---
@@ -335,6 +366,34 @@ def test_what_is_damaged_or_has_no_whole_copy_is_left_out_and_named(run):
     run.repair().rebuild_log(plan)
     found = opened(run.store).checkpoints()
     assert [(each.commit.global_step, each.commit.parent) for each in found] == [(1, None), (4, None)]
+
+
+def test_what_was_retired_does_not_come_back_and_what_was_abandoned_does(run):
+    saved = [run.save(step) for step in range(1, 7)]
+    run.catalog.rollback(saved[4].seq)  # the last is abandoned
+    assert retire(run.log, [saved[0].seq], reason="old") == [saved[0].seq]
+    assert retire_by(run.log, Keep(last=3)) == [saved[1].seq]
+    forget_log(run.store)
+    plan = run.repair().rebuilding()
+    assert plan.left_out == ()
+    run.repair().rebuild_log(plan)
+    assert [each.commit.global_step for each in opened(run.store).checkpoints()] == [3, 4, 5, 6]
+
+
+def test_what_was_left_out_waits_until_its_copy_is_deleted_by_hand(run):
+    saved = [run.save(step) for step in (1, 2, 3)]
+    stem = saved[0].commit.stem
+    flip(run.store, stem.shard_key(0), 400)
+    forget_log(run.store)
+    work = run.repair()
+    work.rebuild_log(work.rebuilding())
+    log = RunLog.create(run.store, clock=ManualClock(), ids=CountedIds("e"))
+    claim(log, Incarnation("e" * 32, job="job", host="host"))
+    waiting = plan_collection(log, grace_seconds=0)
+    assert (waiting.delete, [each.prefix for each in waiting.waiting]) == ((), [str(stem)])
+    run.store.delete(stem.committed_key)
+    planned = plan_collection(log, grace_seconds=0)
+    assert {each.key for each in planned.delete} == {key for key in contents(run.store, "data/") if str(stem) in key}
 
 
 def test_the_run_keeps_its_identity_though_its_file_is_lost_too(run):

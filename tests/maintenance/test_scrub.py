@@ -11,9 +11,11 @@ from places import on
 from scrubbed import MANY, SMALL, FlippingStore, Run, body_of, contents, flip, note_of, opened, stored_in
 
 from ckptstore.errors import InvalidInputError, NotFoundError
+from ckptstore.events import DamageFound
 from ckptstore.format.layout import RUN_KEY
 from ckptstore.format.records import Retire
 from ckptstore.objectstore.memory import MemoryStore
+from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.protocol.shares import Share
 from ckptstore.testing.simulated import ManualClock
 from ckptstore.testing.tapped import TappedStore
@@ -185,6 +187,39 @@ def test_a_bit_that_flips_on_the_way_quarantines_nothing_and_is_told(run, option
     assert run.catalog.find(seq=committed.seq).set_aside is None
     with pytest.raises(InvalidInputError):
         scrub.record(verdict)
+
+
+@pytest.mark.parametrize("level", ["exists", "etag", "full"])
+def test_what_a_late_listing_lacks_is_asked_for_before_it_is_called_missing(run, level):
+    committed = run.save(1)
+    clean, key = run.store, keys_of(committed)["shard"]
+
+    class Late(ForwardingStore):
+        def list(self, prefix, *, after=None):
+            return (info for info in super().list(prefix, after=after) if info.key != key)
+
+    run.log.store = Late(clean)
+    assert run.scrub(again=run.log.store).verify(committed, level=level).passed
+    clean.delete(key)
+    (found,) = run.scrub(again=run.log.store).verify(committed, level=level).findings
+    assert (found.kind, found.key, found.confirmed) == ("missing", key, True)
+
+
+def test_an_observer_is_told_once_of_each_object_that_two_readings_found_damaged(run):
+    committed = run.save(1)
+    keys, told = keys_of(committed), []
+    run.log.observer = lambda event: told.append(event.key) if isinstance(event, DamageFound) else None
+    run.scrub(again=FlippingStore(run.store, keys["other"])).verify(committed, level="full")
+    run.log.store = FlippingStore(run.store, keys["other"])
+    run.scrub(again=run.store).verify(committed, level="full")
+    assert told == []  # one reading is no proof
+    run.log.store = run.store
+    flip(run.store, keys["shard"], 400)
+    run.store.delete(keys["documents"])
+    scrub = run.scrub()
+    for level in ("exists", "full", "full"):
+        scrub.verify(committed, level=level)
+    assert sorted(told) == sorted([keys["documents"], keys["shard"]])
 
 
 def test_what_was_only_rewritten_is_never_quarantined(run):
