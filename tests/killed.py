@@ -111,8 +111,11 @@ def _train(pipe, url, options, steps, waits, hangs_at):
     progress = training.progress
 
     def observer(event):
-        if hangs_at is not None and isinstance(event, ShardStored) and progress.global_step >= hangs_at:
-            tell("stored", progress.global_step)
+        if hangs_at is None or not isinstance(event, ShardStored):
+            return
+        saved = int(event.path.split("/step-")[1].partition(".")[0])  # the training may be further on
+        if saved >= hangs_at:
+            tell("stored", saved)
             time.sleep(LIMIT_SECONDS)
 
     if url is None:

@@ -44,7 +44,7 @@ def metrics(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Print what the bucket alone says of a run, in Prometheus' text format.
+    """Print what the bucket alone says, for Prometheus.
 
     It reads the log and lists all data of the run; nothing is written there. Run it every few minutes.
     """
@@ -99,7 +99,7 @@ def alerts(  # noqa: PLR0913  (an option each)
         float, typer.Option(metavar="N", help="How long a condition that may pass must hold.")
     ] = _USUAL.for_seconds,
 ) -> int:
-    """Print Prometheus rules for these metrics, or a Grafana dashboard.
+    """Print Prometheus rules, or a Grafana dashboard.
 
     Each alert says in its annotation `command` what to run next, with the run's root for URL.
     """

@@ -62,7 +62,7 @@ def test_the_verdict_says_which_job_took_the_run_over(drilled):
     ],
 )
 def test_a_product_that_does_not_keep_it_fails(drilled_anywhere, name, sabotage, seen):
-    verdict = drilled_anywhere(name, prepare=f"sabotage_of_saves:{sabotage}", timeout_seconds=25.0)
+    verdict = drilled_anywhere(name, prepare=f"sabotage_of_saves:{sabotage}", timeout_seconds=60.0)
     assert verdict.status == "failed"
     assert re.search(seen, verdict.seen)
 
