@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STORE  ?= file
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test lint slow table bench scale soak chaos drills model clean
+.PHONY: help demo test lint slow table bench scale soak chaos drills model simulate clean
 
 help:
 	@sed -n 's/^##//p' $(MAKEFILE_LIST)
@@ -88,6 +88,11 @@ drills: $(VENV)/.ready
 ## make model          explore a bounded model of the commit protocol, state by state: some minutes on one core
 model: $(VENV)/.ready
 	$(BIN)/python -m benchmarks model
+
+## make simulate       play 10,000 drawn histories, every enumeration and every weakened protocol: most of an hour on two cores
+simulate: $(VENV)/.ready
+	$(BIN)/python -m benchmarks simulate
+	-$(BIN)/python -m benchmarks faults
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -22,6 +22,8 @@ NAMES = (
     "chaos",
     "drills",
     "model",
+    "simulate",
+    "faults",
     "report",
 )
 

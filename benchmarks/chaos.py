@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,22 @@ from benchmarks.arguments import count
 ROOT = Path(__file__).parents[1]
 MODES = ("before", "torn", "term")
 SMALL = ("--steps", "4", "--every", "2", "--workers", "0")
-"""Two saves: that keeps the points few. Workers fetch samples and touch no file."""
+"""Two saves: that keeps the points few."""
+KEEPING = ("--steps", "8", "--every", "2", "--workers", "0", "--keep-last", "2")
+"""Four saves, of which two are deleted."""
+BAD = "HARD_FAIL,SILENT_DIVERGENCE,LOST_WORK,CONTROL_FAIL"
+BAD_KEEPING = "HARD_FAIL,SILENT_DIVERGENCE,CONTROL_FAIL"
+"""Whether work was lost the tool cannot say there: it takes each record of the log for a checkpoint."""
 ALL = 1000
+TOOL = ("-m", "ckpt_chaos")
+CHOSEN = """
+import sys
+from ckpt_chaos import byo, cli
+byo._select = lambda events, *_: [(at, mode) for at, mode in {wanted} if at <= len(events)]
+sys.exit(cli.main())
+"""
+"""The tool, at points that were chosen: it cannot be asked for some."""
+TURNS = 4
 
 
 @dataclass(frozen=True)
@@ -39,11 +53,15 @@ class Variant:
         script: How Python is told to run it.
         ranks: How many processes it has.
         killed: Which of them.
+        setting: What the script is told. Workers fetch samples and touch no file, so there are none.
+        bad: Verdicts that it must not come to.
     """
 
     script: tuple[str, ...]
     ranks: int = 1
     killed: int = 0
+    setting: tuple[str, ...] = SMALL
+    bad: str = BAD
 
     @property
     def options(self) -> list[str]:
@@ -56,6 +74,7 @@ class Variant:
         return {
             **os.environ,
             "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",  # who aborts says where
             "PYTHONPATH": str(ROOT),
             "GLOO_SOCKET_IFNAME": "lo",
             "RES_OPTIONS": "timeout:1 attempts:1",  # torch asks for the name of each peer
@@ -68,6 +87,7 @@ VARIANTS = {
     "one process": Variant(_PLAIN),
     "two ranks, rank 0 killed": Variant(_RANKS, ranks=2),
     "two ranks, rank 1 killed": Variant(_RANKS, ranks=2, killed=1),
+    "one process, two are kept": Variant(_PLAIN, setting=KEEPING, bad=BAD_KEEPING),
 }
 
 
@@ -91,6 +111,15 @@ class Point:
     resumed: int | None
     crashed: bool
     planned: bool
+
+    @property
+    def at(self) -> tuple[int, str]:
+        """Number of the file event, and the mode."""
+        return int(self.label[1:].partition(" ")[0]), self.mode
+
+    def __str__(self) -> str:
+        """Return it in a line of the report."""
+        return f"{self.label}: newest {self.newest}, resumed from {self.resumed}, {self.verdict}"
 
 
 @dataclass(frozen=True)
@@ -120,7 +149,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", choices=VARIANTS, action="append", help="this variant; may be repeated. [all]")
     parser.add_argument("--results", type=Path, metavar="FOLDER", help="instead of benchmarks/results")
     given = parser.parse_args(argv)
-    about = {"modes": MODES, "points": given.points, "jobs": given.jobs, "setting": SMALL}
+    about = {"modes": MODES, "points": given.points, "jobs": given.jobs}
     before = results.read("chaos", folder=given.results)
     rows = {row["variant"]: row for row in before["rows"]} if before else {}
     bad = 0
@@ -128,16 +157,37 @@ def main(argv: list[str]) -> int:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="ckptstore-chaos-") as folder:
             ended = killed_everywhere(VARIANTS[name], Path(folder) / "work", points=given.points, jobs=given.jobs)
+            later = killed_later(VARIANTS[name], Path(folder), ended.points)
         took = {"seconds": round(time.monotonic() - began), "commit": results.commit()}
-        rows[name] = row = counted(name, ended) | took
-        bad += ended.code != 0
+        rows[name] = row = counted(name, ended) | {"shown_later": [str(point) for point in later]} | took
+        bad += ended.code != 0 or any(point.verdict != "PASS" for point in later)
         print(ended.output if ended.code else "", {key: row[key] for key in row if key not in ("list", "command")})
         kept = [rows[each] for each in VARIANTS if each in rows]
         print(results.write("chaos", kept, about=about, folder=given.results))  # after each: all take an hour
     return 1 if bad else 0
 
 
-def killed_everywhere(variant: Variant, work: Path, *, points: int = ALL, jobs: int = 2) -> Ended:
+def killed_later(variant: Variant, folder: Path, points: Sequence[Point]) -> list[Point]:
+    """Kill once more where a run ended before: it may make a file event less than the one that was counted."""
+    missed = {point.at for point in points if not point.crashed}
+    later: list[Point] = []
+    for turn in range(TURNS if missed else 0):
+        left = sorted(missed - {point.at for point in later})
+        if left:
+            tool = ("-c", CHOSEN.format(wanted=left))
+            ended = killed_everywhere(variant, folder / f"later-{turn}", tool=tool)
+            later += [point for point in ended.points if point.crashed]
+    return later
+
+
+def killed_everywhere(
+    variant: Variant,
+    work: Path,
+    *,
+    points: int = ALL,
+    jobs: int = 2,
+    tool: Sequence[str] = TOOL,
+) -> Ended:
     """Let the tool kill `variant` at its file events, evenly chosen if there are more than `points`.
 
     Args:
@@ -145,6 +195,7 @@ def killed_everywhere(variant: Variant, work: Path, *, points: int = ALL, jobs: 
         work: A folder that does not exist; runs are made there.
         points: For all modes together.
         jobs: Points at a time.
+        tool: How Python is told to run it.
     """
     options = {
         "--checkpoint-glob": "{out}/run/log/*.json",
@@ -153,11 +204,11 @@ def killed_everywhere(variant: Variant, work: Path, *, points: int = ALL, jobs: 
         "--modes": ",".join(MODES),
         "--max-points": str(points),
         "--jobs": str(jobs),
-        "--fail-on": "HARD_FAIL,SILENT_DIVERGENCE,LOST_WORK,CONTROL_FAIL",
+        "--fail-on": variant.bad,
     }
     told = ["run", "--ckpt-ignore-size", *(word for pair in options.items() for word in pair), *variant.options]
-    script = [*variant.script, "{out}/run", "--final", "{out}/final.pt", *SMALL]
-    command = [sys.executable, "-m", "ckpt_chaos", *told, "--work", str(work), "--", sys.executable, *script]
+    script = [*variant.script, "{out}/run", "--final", "{out}/final.pt", *variant.setting]
+    command = [sys.executable, *tool, *told, "--work", str(work), "--", sys.executable, *script]
     done = subprocess.run(  # (the limit is above what all points take)
         command, cwd=ROOT, env=variant.environment, check=False, capture_output=True, text=True, timeout=4 * 3600
     )
@@ -218,8 +269,5 @@ def counted(name: str, ended: Ended) -> dict[str, Any]:
         "did_not_crash": [point.label for point in ended.points if not point.crashed],
         "at_another_event": [point.label for point in ended.points if not point.planned],
         "command": " ".join(ended.command),
-        "list": [
-            f"{point.label}: newest {point.newest}, resumed from {point.resumed}, {point.verdict}"
-            for point in ended.points
-        ],
+        "list": [str(point) for point in ended.points],
     }

@@ -46,6 +46,8 @@ PRELOADED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distribu
 PRELOADED += ["ckptstore.objectstore.via_obstore", "benchmarks.endurance_rank", "benchmarks.endurance_watch"]
 ALLOWED = {"resident_mib": 48.0, "descriptors": 8, "threads": 8}
 """How much a process may grow from its fifth save, or its first minute of looking, to its end."""
+OBJECTS_OF_ONE = 12
+"""Of a checkpoint under `data/`, at most: four shards, a part, documents, a trace, a copy of the commit; and room."""
 
 
 def main(argv: list[str]) -> int:
@@ -245,15 +247,28 @@ class Ordeal:
             self.objects.append(sum(1 for _ in store.list("data/")))
 
     def _cli(self, *words: str) -> tuple[int, Any]:
-        done = subprocess.run(
-            [sys.executable, "-m", "ckptstore.cli", *words],
-            env={**os.environ, **self.server.environment},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        command = [sys.executable, "-m", "ckptstore.cli", *words]
+        environment = {**os.environ, **self.server.environment}
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=False, timeout=END_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            self.wrong.append(f"{' '.join(words[:3])} did not end in {END_SECONDS} s")
+            return -1, {}
         return done.returncode, json.loads(done.stdout) if done.stdout else {}
+
+    def _unshown(self, facts: Mapping[str, Any], worst: Mapping[str, float | None]) -> list[str]:
+        """Return what did not happen though it should, or was not bounded."""
+        least = {"rank killed", "rank stopped and continued", "server restarted", "throttled", "refusals"}
+        unshown = [f"nothing was done of: {what}" for what in sorted(least - self.done.keys())]
+        if not self.done["collection ended with 0"] or not facts["records"].get("COLLECTED"):
+            unshown.append("nothing was collected")
+        unshown += [f"{name} was not measured for long enough" for name, most in worst.items() if most is None]
+        left, most_left = self.objects[-1:], OBJECTS_OF_ONE * (len(facts["kept"]) + len(facts["uncommitted"]))
+        if not left or left[0] > most_left:
+            unshown.append(f"{left} objects are left, at most {most_left} may be")
+        return unshown
 
     def _found(self, seconds: float) -> dict[str, Any]:
         ranks = [lines(start.told(rank)) for start in self.starts for rank in range(self.ranks)]
@@ -270,6 +285,7 @@ class Ordeal:
         grown = [growth([line["held"] for line in told if "held" in line][5:]) for told in [*ranks, looked[60:]]]
         worst = {name: max((each[name] for each in grown if each), default=None) for name in ALLOWED}
         wrong += [f"{name} grew by {worst[name]}" for name, most in ALLOWED.items() if (worst[name] or 0) > most]
+        wrong += self._unshown(facts, worst)
         return {
             "seconds": round(seconds),
             "done": dict(self.done),

@@ -113,10 +113,11 @@ class SaveEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class AttemptBegan(Event):
-    """A prefix was chosen; nothing is written yet."""
+    """A prefix was chosen; nothing is written yet. Told once the run is this incarnation's."""
 
     checkpoint_id: str
     prefix: str
+    run: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ckptstore.errors import InvalidInputError
 from ckptstore.objectstore.port import ObjectStore
-from ckptstore.protocol.claim import Incarnation, Takeover
+from ckptstore.protocol.claim import Incarnation, Takeover, claim
+from ckptstore.protocol.log import RunLog
 from storage_writers import environment
 from storage_writers.roots import open_root
 
@@ -82,6 +83,38 @@ def begin_incarnation(root: str | os.PathLike[str] | ObjectStore) -> None:
     """
     with _lock:
         _reigns.pop(open_root(root).url, None)
+
+
+def claim_at(log: RunLog, *, job: str | None = None, takeover: Takeover = "always") -> Incarnation:
+    """Let this process reign at a run before it saves there: who reigned before commits nothing above the claim.
+
+    Args:
+        log: Open for writing, just now.
+        job: As the writers are given it.
+        takeover: The same.
+
+    Raises:
+        FencedError: A newer incarnation has claimed the run.
+        ConflictError: `takeover` is `same_job` and another job holds the run.
+        InvalidInputError: This process saves there as another job.
+        CommitUnknownError: Whether the claim stands is not known; the next call finds out.
+        CkptStoreError: The log is damaged, or the store could not be read or written.
+
+    If killed: perhaps a claim. If it stands, everybody older is fenced.
+    """
+    incarnation = reign_at(log.store.url, log.run, job=job).incarnation
+    incarnation.check()
+    log.fold.whole()
+    log.check_tail()
+    claim(log, incarnation, takeover=takeover)
+    return incarnation
+
+
+def reigning_at(root: str) -> Incarnation | None:
+    """Return as what this process saves at a root; None if that is not decided yet."""
+    with _lock:
+        reign = _reigns.get(root)
+        return reign.incarnation if reign else None
 
 
 def note_loaded(root: str, run: str, seq: int) -> None:

@@ -22,11 +22,10 @@ from ranks import PRELOADED
 from torch import nn
 
 from ckptstore import store
-from ckptstore.events import Event
+from ckptstore.events import Event, Stopping
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.throttled import ThrottledStore
 from ckptstore.training import Checkpointer, Progress, TrainingState
-from ckptstore.training.events import Stopping
 from storage_writers import roots
 
 LAST_STEP = 12

@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
@@ -27,6 +28,7 @@ from ckptstore.maintenance.collect_plan import Deletion, Plan
 from ckptstore.maintenance.retention import Keep
 from ckptstore.store import CheckpointStore
 from ckptstore.units import counted, format_bytes
+from ckptstore.wholefile import file_at
 
 KeepLast = Annotated[int | None, typer.Option("--keep-last", metavar="N", help="Keep the newest so many.")]
 KeepBest = Annotated[
@@ -160,7 +162,8 @@ def gc(  # noqa: PLR0913  (an option each)
         document = {**run_document(store), **_plan_document(plan), "applied": False}
         print_json(document) if as_json else _print_plan(store, plan)
         return Exit.FINE
-    with _audited(audit, shown=not as_json) as told:
+    file = None if audit is None else file_at(audit, outside=store.url)
+    with _audited(file, shown=not as_json) as told:
         report = store.collect(digest=apply, keep=keep, grace_seconds=grace_seconds, reason=reason, audit=told)
     if as_json:
         print_json({**run_document(store), **_plan_document(report.plan), "applied": True, **_report_document(report)})
@@ -206,7 +209,7 @@ def _exact_names(store: CheckpointStore) -> dict[int, str]:
 
 
 @contextmanager
-def _audited(path: str | None, *, shown: bool) -> Iterator[Callable[[Sequence[Deletion]], None]]:
+def _audited(path: Path | None, *, shown: bool) -> Iterator[Callable[[Sequence[Deletion]], None]]:
     """Yield what writes a line for each deletion before it is sent: so none is ever without one.
 
     Raises:

@@ -20,7 +20,9 @@ from ckptstore.drills.runner import Conduct, Report, run_drills
 from ckptstore.drills.scenarios.reshard import Change
 from ckptstore.drills.verdict import Drill
 from ckptstore.errors import InvalidInputError
+from ckptstore.objectstore.urls import open_store
 from ckptstore.options import check_seconds
+from ckptstore.wholefile import check_writable, write_whole
 
 NAMES = ", ".join(f"{drill.number} {drill.name}" for drill in DRILLS)
 
@@ -62,6 +64,10 @@ def drill(  # noqa: PLR0913  (an option each)
     """
     check_seconds(timeout=timeout)
     change = _change(name, saved, now, matrix)
+    root = open_store(url, engine=said().engine, storage_options=said().storage_options).url
+    for file in (matrix, junit_file):
+        if file is not None:
+            check_writable(file, outside=root)
     drills = named(name) if change is None else (drill_of(change),)
     if change is not None:
         check_matrix(matrix, change)
@@ -69,7 +75,7 @@ def drill(  # noqa: PLR0913  (an option each)
     with status_of("preparing", wanted=not as_json) as status:
         report = run_drills(url, drills, conduct=conduct, watch=lambda each, _: status(f"{each.number} {each.name}"))
     if junit_file is not None:
-        _write(junit_file, junit(report, drills))
+        write_whole(junit_file, junit(report, drills).encode())
     if not as_json:
         _print(report, drills)
     entered = {} if change is None else enter(matrix, change, report, prints=not as_json)
@@ -120,10 +126,3 @@ def _print(report: Report, drills: tuple[Drill, ...]) -> None:
         print_line("As promised.")
     else:
         print_line("Nothing was tried.")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInputError(f"{path} cannot be written: {error.strerror}", hint="Give another file.") from error

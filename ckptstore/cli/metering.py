@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +20,11 @@ from ckptstore.objectstore.urls import open_store
 from ckptstore.protocol.catalog import Catalog
 from ckptstore.protocol.log import RunLog
 from ckptstore.telemetry import Thresholds, bucket_families, dashboard, rules
-from ckptstore.telemetry.client import exposition
+from ckptstore.telemetry.alerts import MAX_BYTES
+from ckptstore.telemetry.client import check_label, exposition
 from ckptstore.telemetry.from_bucket import values_of
-from ckptstore.telemetry.textfile import write_whole
 from ckptstore.units import GIB
+from ckptstore.wholefile import HINT, check_writable, write_whole
 
 RULES, DASHBOARD = "ckptstore-rules.yml", "ckptstore-dashboard.json"
 
@@ -35,7 +37,7 @@ def metrics(
         typer.Option(metavar="NAME", help="The label `run` of every metric; by default the last part of URL."),
     ] = None,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="FILE", help="Write this file, whole, for node_exporter's textfile collector, and print nothing."
         ),
@@ -46,9 +48,14 @@ def metrics(
 
     It reads the log and lists all data of the run; nothing is written there. Run it every few minutes.
     """
+    if out is not None and as_json:
+        raise InvalidInputError("--json prints, and --out FILE prints nothing.", hint="Give one of them.")
     store = open_store(url, engine=said().engine, storage_options=said().storage_options)
-    catalog = Catalog(RunLog.open(store, options=log_options()))
     named = store.url.rstrip("/").rpartition("/")[2] if run is None else run
+    check_label(named)
+    if out is not None:
+        check_writable(out, outside=store.url)
+    catalog = Catalog(RunLog.open(store, options=log_options()))
     families = bucket_families(catalog, run=named, clock=SystemClock())
     if out is not None:
         write_whole(out, exposition(families))
@@ -68,7 +75,7 @@ def alerts(  # noqa: PLR0913  (an option each)
     wants_rules: Annotated[bool, typer.Option("--rules", help="Print the rules; the default.")] = False,
     wants_dashboard: Annotated[bool, typer.Option("--dashboard", help="Print the dashboard instead.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help=f"Write {RULES} and {DASHBOARD} there, and print nothing.")
+        str | None, typer.Option(metavar="DIR", help=f"Write {RULES} and {DASHBOARD} there, and print nothing.")
     ] = None,
     recovery_point_seconds: Annotated[
         float, typer.Option(metavar="N", help="How old the newest checkpoint may be.")
@@ -96,8 +103,13 @@ def alerts(  # noqa: PLR0913  (an option each)
 
     Each alert says in its annotation `command` what to run next, with the run's root for URL.
     """
-    if wants_rules and wants_dashboard:
-        raise InvalidInputError("--rules and --dashboard are two answers.", hint="Give one of them, or --out DIR.")
+    if wants_rules + wants_dashboard + (out is not None) > 1:
+        raise InvalidInputError("--rules, --dashboard and --out are three answers.", hint="Give one of them.")
+    if not 0 < orphan_gib <= MAX_BYTES / GIB:
+        raise InvalidInputError(
+            f"--orphan-gib must be above 0 and at most {MAX_BYTES // GIB}, not {orphan_gib!r}.",
+            hint="Give such a number of GiB.",
+        )
     at = Thresholds(
         recovery_point_seconds=recovery_point_seconds,
         verified_point_seconds=verified_point_seconds,
@@ -109,8 +121,10 @@ def alerts(  # noqa: PLR0913  (an option each)
     )
     board = json.dumps(dashboard(), indent=2) + "\n"
     if out is not None:
-        write_whole(out / RULES, rules(at).encode())
-        write_whole(out / DASHBOARD, board.encode())
+        if not os.path.isdir(out):  # noqa: PTH112  (an empty text is none either)
+            raise InvalidInputError(f"{out!r} is no folder.", hint=HINT)
+        write_whole(Path(out, RULES), rules(at).encode())
+        write_whole(Path(out, DASHBOARD), board.encode())
     else:
         _print(board if wants_dashboard else rules(at))
     return Exit.FINE

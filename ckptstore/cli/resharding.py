@@ -15,6 +15,7 @@ from ckptstore.drills.runner import Report, check_installed
 from ckptstore.drills.scenarios.reshard import Change, reshard
 from ckptstore.drills.verdict import Drill
 from ckptstore.errors import InvalidInputError
+from ckptstore.wholefile import write_whole
 
 NAME = "reshard"
 
@@ -67,7 +68,7 @@ def enter(matrix: Path | None, change: Change, report: Report, *, prints: bool) 
     verdict = report.verdicts[NAME]
     if verdict.status != "passed":
         return {"matrix": None}
-    from ckptstore.drills.evidence import Evidence, as_yaml, check_open, with_evidence, write_matrix  # noqa: PLC0415
+    from ckptstore.drills.evidence import Evidence, as_yaml, check_open, with_evidence  # noqa: PLC0415
     from storage_writers.saving import software  # noqa: PLC0415  (the same)
 
     versions = {**software(), "ckptstore": ckptstore.__version__}
@@ -75,7 +76,7 @@ def enter(matrix: Path | None, change: Change, report: Report, *, prints: bool) 
     entered = with_evidence(check_open(matrix, change), evidence)
     text = as_yaml(entered)
     if matrix is not None:
-        write_matrix(matrix, entered)
+        write_whole(matrix, text.encode())
         if prints:
             print_note(f"Entered into {matrix} as verified.")
     elif prints:

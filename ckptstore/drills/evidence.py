@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -87,22 +86,6 @@ def as_yaml(matrix: Matrix) -> str:
     ]
     text: str = yaml.dump({"resume_compatibility": lines}, Dumper=_Dumper, sort_keys=False, width=120)
     return text
-
-
-def write_matrix(path: Path, matrix: Matrix) -> None:
-    """Write a matrix to a file, whole. Comments in it are lost.
-
-    Raises:
-        InvalidInputError: It cannot be written.
-
-    If killed: the file is the old one or the new one; perhaps another beside it.
-    """
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(as_yaml(matrix), encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise InvalidInputError(f"{path} cannot be written: {error.strerror}", hint="Give another file.") from error
 
 
 def _is(entry: Entry, change: Change) -> bool:

@@ -40,9 +40,17 @@ class Saves:
         voice: Of this rank.
         place: The run.
         wrap: Put around the tapped store.
+        job: What the scheduler would call it.
     """
 
-    def __init__(self, voice: Voice, place: Place, *, wrap: Callable[[TappedStore], ObjectStore] | None = None) -> None:
+    def __init__(
+        self,
+        voice: Voice,
+        place: Place,
+        *,
+        wrap: Callable[[TappedStore], ObjectStore] | None = None,
+        job: str | None = None,
+    ) -> None:
         self.rank = voice.rank
         self.store = TappedStore(place.store(), untouched)
         self.committed: list[str] = []
@@ -53,6 +61,7 @@ class Saves:
             log=LOG,
             agree_timeout_seconds=20.0,
             observer=self._observe,
+            job=job,
         )
 
     def save(self, mark: int, tap: Tap = untouched) -> Ended:
@@ -80,9 +89,9 @@ def save(voice: Voice, place: Place, *, marks: Sequence[int], days: float = 0.0)
     return [saves.save(mark) for mark in marks]
 
 
-def save_until_refused(voice: Voice, place: Place, *, first: int) -> list[Ended]:
-    """Save again and again, and say `saved` with each mark; return how the one that failed ended, and one more."""
-    saves = Saves(voice, place)
+def save_until_refused(voice: Voice, place: Place, *, job: str, first: int) -> list[Ended]:
+    """Save again and again as a job, and say `saved` with each mark; return how the failed one ended, and one more."""
+    saves = Saves(voice, place, job=job)
     for mark in itertools.count(first):
         done = saves.save(mark)
         if done.kind != FINE:

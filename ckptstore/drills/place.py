@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.objectstore.urls import open_store
+from ckptstore.objectstore.wrappers.tapped import Act, Call, TappedStore
 from ckptstore.options import RetryOptions, TransferOptions
+from ckptstore.protocol.log import RunLog
 from ckptstore.store import CheckpointStore
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ class Place:
             breaks the product, to see that a drill notices.
         until: When the drill must have ended, by `time.monotonic`.
         started: The ranks that were started here.
+        over: Set by `close`: what this place gives away starts nothing any more, and does nothing to the store.
     """
 
     url: str
@@ -48,6 +52,7 @@ class Place:
     prepare: str | None = None
     until: float = field(default_factory=lambda: time.monotonic() + DRILL_SECONDS)
     started: list[Ranks] = field(default_factory=list, repr=False, compare=False)
+    over: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     @property
     def access(self) -> dict[str, Any]:
@@ -55,12 +60,12 @@ class Place:
         return {"engine": self.engine, "storage_options": dict(self.storage_options), "transfer": IMPATIENT}
 
     def store(self) -> ObjectStore:
-        """Return the objects of the run."""
-        return open_store(self.url, **self.access)
+        """Return the objects of the run, as long as the drill goes on."""
+        return TappedStore(open_store(self.url, **self.access), self._while_open)
 
     def opened(self) -> CheckpointStore:
         """Return the run, opened anew."""
-        return CheckpointStore.open(self.url, **self.access)
+        return CheckpointStore(RunLog.open(self.store()), IMPATIENT, again=self.store)
 
     def ranks(self, world_size: int, function: str, **arguments: Any) -> Ranks:
         """Start the ranks of a job, each a process that calls `function(voice, place, **arguments)`.
@@ -82,9 +87,24 @@ class Place:
         return max(0.0, min(wanted, self.until - time.monotonic()))
 
     def close(self) -> None:
-        """Kill whatever ranks are left, and let none be started any more."""
+        """Kill whatever ranks are left, and let nothing be started or written any more."""
+        self.over.set()
         for ranks in list(self.started):
             ranks.close()
+
+    def check_open(self) -> None:
+        """Go on if the drill does.
+
+        Raises:
+            NotAsPromised: It is over.
+        """
+        if self.over.is_set():
+            raise NotAsPromised("The drill was over before it had ended.")
+
+    def _while_open(self, call: Call, act: Act) -> Any:
+        del call
+        self.check_open()
+        return act()
 
     def __reduce__(self) -> tuple[object, ...]:
         return Place, (self.url, self.engine, dict(self.storage_options), self.prepare)

@@ -78,6 +78,7 @@ class Ranks:
         self._starting, self._closed = threading.Lock(), False
         place.started.append(self)
         try:
+            place.check_open()  # now that `close` finds this here
             port = self._open_meeting()
             for rank in range(world_size):
                 task = worker.Task(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds
+from ckptstore.clock import IdSource, SystemIds
 from ckptstore.drills.place import DRILL_SECONDS, IMPATIENT, NotApplicable, NotAsPromised, Place
 from ckptstore.drills.scratch import Scratch, abandoned
 from ckptstore.drills.verdict import Drill, Verdict
@@ -86,7 +86,6 @@ def run_drills(
     *,
     conduct: Conduct | None = None,
     watch: Watch = unwatched,
-    clock: Clock | None = None,
     ids: IdSource | None = None,
 ) -> Report:
     """Run drills beside the run at `url`, which they neither read nor change.
@@ -98,7 +97,7 @@ def run_drills(
 
     If killed: objects under `drill/`, which the next drill removes. The ranks end by themselves.
     """
-    conduct, clock, ids = conduct or Conduct(), clock or SystemClock(), ids or SystemIds()
+    conduct, ids = conduct or Conduct(), ids or SystemIds()
     check_installed()
     store = open_store(url, engine=conduct.engine, storage_options=conduct.storage_options, transfer=IMPATIENT)
     if store.engine == "memory" or store.url.startswith("memory:"):
@@ -107,10 +106,10 @@ def run_drills(
             hint="Run them on a path, or on s3://.",
         )
     began = time.monotonic()
-    removed = tuple(scratch.url for scratch in abandoned(store, clock=clock) if not scratch.clean())
-    scratch = Scratch.begin(store, clock=clock, ids=ids)
+    scratch = Scratch.begin(store, ids=ids)
     left: tuple[str, ...] = ()
     try:
+        removed = tuple(dead.url for dead in abandoned(store, now=scratch.began()) if not dead.clean())
         verdicts, refusal = _run(store, scratch, drills, conduct, ids=ids, watch=watch, root=url)
         if conduct.keeps:
             scratch.keep()
@@ -153,13 +152,14 @@ def _ended(drill: Drill, place: Place, conduct: Conduct) -> Verdict:
     thread = threading.Thread(
         target=lambda: verdicts.append(verdict_of(drill, place)), name=f"ckptstore-{drill.name}", daemon=True
     )
-    thread.start()
     try:
+        thread.start()
         thread.join(conduct.timeout_seconds)
         late = thread.is_alive()
     finally:
         place.close()
-        thread.join(LAST_WORDS_SECONDS)  # its ranks are dead
+        if thread.ident is not None:
+            thread.join(LAST_WORDS_SECONDS)  # its ranks are dead
     verdict = Verdict("failed", f"It did not end within {conduct.timeout_seconds:g} s.") if late else verdicts[0]
     return replace(verdict, seconds=round(time.monotonic() - began, 3))
 

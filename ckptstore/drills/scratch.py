@@ -1,7 +1,8 @@
 """Where drills write: a prefix of their own beside the run's keys, removed afterwards, or next time.
 
 `drill/<nonce>/` is foreign to the run at the same root: nothing of the run lists it, reads it or deletes it. A marker
-in it says whose it is; without one nothing is deleted.
+in it says whose it is. Where there is none (a request of a killed rank came after everything), or whose it is cannot be
+asked here, only the age counts, by the store's own clock.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ckptstore.clock import Clock, IdSource
+from ckptstore.clock import IdSource
 from ckptstore.errors import CkptStoreError, ConflictError, UnsupportedError
 from ckptstore.format.layout import DRILL_PREFIX
 from ckptstore.objectstore.port import ObjectStore, PutMode
@@ -27,6 +28,7 @@ KEPT_SECONDS = 24 * 3600.0
 DELETES_IN_FLIGHT = 16
 ROUNDS = 3
 """How often it is listed again, if something came meanwhile: a killed rank's last request, say."""
+BOOT_ID, PROCESSES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
@@ -43,7 +45,7 @@ class Scratch:
         self.prefix = f"{DRILL_PREFIX}{nonce}/"
 
     @classmethod
-    def begin(cls, store: ObjectStore, *, clock: Clock, ids: IdSource) -> Scratch:
+    def begin(cls, store: ObjectStore, *, ids: IdSource) -> Scratch:
         """Return a fresh one, with its marker.
 
         Raises:
@@ -55,7 +57,7 @@ class Scratch:
         scratch = cls(store, ids.nonce())
         if found := next(iter(store.list(scratch.prefix)), None):
             raise ConflictError(f"{found.key} is where a drill was to be.", hint="Run the drill again.", key=found.key)
-        said = {"host": platform.node(), "pid": os.getpid(), "began": clock.now().timestamp(), "kept": False}
+        said = {"host": platform.node(), "seen_by": seen_by(), "pid": os.getpid(), "kept": False}
         store.put(scratch.prefix + MARKER, json.dumps(said).encode(), mode=PutMode.CREATE)
         return scratch
 
@@ -72,14 +74,22 @@ class Scratch:
         said = {**(self._said() or {}), "kept": True}
         self._store.put(self.prefix + MARKER, json.dumps(said).encode())
 
-    def is_abandoned(self, *, clock: Clock) -> bool:
-        """Say whether its drill is dead: of this host, and its process is gone; or it is a day old."""
-        said = self._said()
-        if said is None:
-            return False
-        if not said["kept"] and said["host"] == platform.node() and not _is_alive(said["pid"]):
+    def began(self) -> float | None:
+        """Return when its marker was stored, in seconds since 1970 by the store's clock, if the store says that."""
+        return self._store.head(self.prefix + MARKER).modified
+
+    def is_abandoned(self, *, now: float | None) -> bool:
+        """Say whether its drill is dead: its process would be seen here, and is gone; or nothing was stored for a day.
+
+        Args:
+            now: By the store's clock; None: it tells no times, and nothing is old.
+        """
+        said, here = self._said(), seen_by()
+        if said is not None and not said["kept"] and here and said["seen_by"] == here and not _is_alive(said["pid"]):
             return True
-        return bool(clock.now().timestamp() - said["began"] > KEPT_SECONDS)
+        times = [info.modified for info in self._store.list(self.prefix)]
+        known = [each for each in times if each is not None]
+        return now is not None and len(known) == len(times) > 0 and now - max(known) > KEPT_SECONDS
 
     def clean(self) -> tuple[str, ...]:
         """Delete all that is in it, the marker last, and return the keys that are left. It raises no `CkptStoreError`.
@@ -107,7 +117,7 @@ class Scratch:
     def _said(self) -> dict[str, Any] | None:
         try:
             said = json.loads(self._store.get(self.prefix + MARKER, max_bytes=4096))
-            return {name: kind(said[name]) for name, kind in _FIELDS.items()}
+            return said if all(type(said[name]) is kind for name, kind in _FIELDS.items()) else None
         except (CkptStoreError, ValueError, TypeError, KeyError):
             return None
 
@@ -123,14 +133,30 @@ class Scratch:
             root.parent.rmdir()
 
 
-_FIELDS = {"host": str, "pid": int, "began": float, "kept": bool}
+_FIELDS = {"host": str, "seen_by": str, "pid": int, "kept": bool}
 
 
-def abandoned(store: ObjectStore, *, clock: Clock) -> Iterator[Scratch]:
-    """Yield what drills left that were killed."""
+def seen_by() -> str:
+    """Return who can see this process by its number: this boot of this machine, and this container of it.
+
+    A host's name is no such thing: two containers may have the same. It is empty where it is not known.
+    """
+    try:
+        return f"{BOOT_ID.read_text(encoding='ascii').strip()} {PROCESSES.readlink()}"
+    except (OSError, ValueError):
+        return ""
+
+
+def abandoned(store: ObjectStore, *, now: float | None) -> Iterator[Scratch]:
+    """Yield what drills left that were killed.
+
+    Args:
+        store: The user's root.
+        now: By the store's clock, if it is known.
+    """
     names = dict.fromkeys(info.key.split("/")[1] for info in store.list(DRILL_PREFIX))
     for name in names:
-        if _NONCE.fullmatch(name) and (scratch := Scratch(store, name)).is_abandoned(clock=clock):
+        if _NONCE.fullmatch(name) and (scratch := Scratch(store, name)).is_abandoned(now=now):
             yield scratch
 
 

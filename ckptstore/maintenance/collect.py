@@ -7,9 +7,9 @@ leaves one that nobody wrote down; a line for one that was never sent is the pri
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
 from ckptstore.errors import (
@@ -215,7 +215,7 @@ def collect_retired(
         now: The store's time, or less; None: it is not known.
         grace_seconds: How long ago it must have been retired.
         audit: Told of each deletion before it is sent.
-        options: How many deletions are on their way at once.
+        options: How many deletions are on their way at once; None: one, on this thread, and `audit` hears of each.
 
     Raises:
         CkptStoreError: See `collect`.
@@ -230,7 +230,7 @@ def collect_retired(
     deletions = [Deletion(info.key, info.size, f"{seq} is retired") for seq in sorted(found) for info in found[seq]]
     report = Report(Plan(log.store.url, log.run, delete=tuple(deletions)))
     _check_still_garbage(log, deletions)
-    _delete(log, deletions, report, audit=audit, options=options or TransferOptions())
+    _delete(log, deletions, report, audit=audit, options=options)
     _record_gone(log, sorted(due), report)
     return report
 
@@ -250,7 +250,7 @@ def _without_copies(log: RunLog, seqs: list[int]) -> list[int]:
     They are hints (I10), so nobody needs a grace. Who may not delete leaves them to whoever collects.
     """
     retired = log.fold.retired
-    with contextlib.suppress(CkptStoreError):
+    with suppress(CkptStoreError):
         for seq in seqs:
             if seq in retired and (stem := Stem.parse(retired[seq])) is not None:
                 log.store.delete(stem.committed_key)
@@ -308,7 +308,7 @@ def _check_still_garbage(log: RunLog, deletions: Sequence[Deletion]) -> None:
 
 
 def _delete(
-    log: RunLog, deletions: Sequence[Deletion], report: Report, *, audit: Audit, options: TransferOptions
+    log: RunLog, deletions: Sequence[Deletion], report: Report, *, audit: Audit, options: TransferOptions | None
 ) -> None:
     def delete(each: Deletion) -> CkptStoreError | None:
         try:
@@ -317,11 +317,14 @@ def _delete(
             return error
         return None
 
-    with ThreadPoolExecutor(options.fetches_in_flight, thread_name_prefix="ckptstore-collect") as threads:
-        for first in range(0, len(deletions), DELETIONS_AT_ONCE):
-            some = deletions[first : first + DELETIONS_AT_ONCE]
+    # A pool's threads are waited for when the process ends, however long a store hangs: a trainer has none.
+    pool = None if options is None else ThreadPoolExecutor(options.fetches_in_flight, "ckptstore-collect")
+    at_once, each_of = (1, map) if pool is None else (DELETIONS_AT_ONCE, pool.map)
+    with pool or nullcontext():
+        for first in range(0, len(deletions), at_once):
+            some = deletions[first : first + at_once]
             audit(some)
-            for each, error in zip(some, threads.map(delete, some), strict=True):
+            for each, error in zip(some, each_of(delete, some), strict=True):
                 if error is None:
                     report.deleted.append(each)
                     tell(log.observer, Deleted(key=each.key, size=each.size, why=each.why))

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from ckptstore.clock import Clock, SystemClock
-from ckptstore.errors import AlreadyExistsError, IntegrityError, InvalidInputError, NotFoundError
+from ckptstore.errors import AlreadyExistsError, IntegrityError, InvalidInputError, NotFoundError, UnavailableError
 from ckptstore.objectstore.keys import checked_key, checked_prefix, checked_range
 from ckptstore.objectstore.port import ObjectInfo, PendingUpload, PutMode
 
@@ -98,7 +98,7 @@ class MemoryStore:
         with self._lock:
             _, begun = self._uploads.get(upload.upload_id, (None, None))
         if begun is not None:
-            begun.abort()
+            begun.abort_for_another()
 
     def forget(self, upload: PendingUpload) -> None:
         """Take an upload that has ended off the list."""
@@ -119,9 +119,11 @@ class MemoryUpload:
     def __init__(self, store: MemoryStore, pending: PendingUpload, size: int) -> None:
         self._store, self._pending, self._key, self._size = store, pending, pending.key, size
         self._body: bytearray | None = bytearray()
+        self._is_taken_away = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append `data`, which is copied."""
+        self._check_there()
         if self._body is None:
             raise InvalidInputError(f"The upload of {self._key} has ended.", key=self._key)
         if len(self._body) + memoryview(data).nbytes > self._size:
@@ -130,6 +132,7 @@ class MemoryUpload:
 
     def complete(self) -> ObjectInfo:
         """Publish what was written. If killed: the whole object or none."""
+        self._check_there()
         if self._body is None or len(self._body) != self._size:
             written = None if self._body is None else len(self._body)
             self.abort()
@@ -144,6 +147,15 @@ class MemoryUpload:
         """Forget what was written."""
         self._body = None
         self._store.forget(self._pending)
+
+    def abort_for_another(self) -> None:
+        """Forget what was written, because somebody who collects says so: whoever writes here hears of it."""
+        self._is_taken_away = True
+        self.abort()
+
+    def _check_there(self) -> None:
+        if self._is_taken_away:
+            raise UnavailableError(f"The upload of {self._key} was aborted by somebody else.", key=self._key)
 
     def __enter__(self) -> Self:
         return self

@@ -162,7 +162,7 @@ def begin(
     _check_encodable(attempt, log.options.signing)
     term = claim(log, incarnation, takeover=takeover)
     stem = replace(stem, term=term, attempt=incarnation.next_attempt(log.fold))
-    tell(log.observer, AttemptBegan(checkpoint_id=checkpoint_id, prefix=str(stem)))
+    tell(log.observer, AttemptBegan(checkpoint_id=checkpoint_id, prefix=str(stem), run=attempt.run))
     return replace(attempt, stem=stem)
 
 

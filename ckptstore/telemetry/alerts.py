@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 
 from ckptstore.errors import InvalidInputError
 from ckptstore.units import GIB
 
 GROUP = "ckptstore"
+MIN_SECONDS, MAX_SECONDS = 0.001, 10 * 366 * 86400
+"""Prometheus counts in milliseconds; what is older than ten years nobody waits for."""
+MAX_BYTES = 1 << 60
+EVENT_SECONDS = 3600
+"""For how long somebody is called for what has happened: it is an event, which no repair takes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class Thresholds:
         for_seconds: How long a condition holds before somebody is called, where it may pass by itself.
 
     Raises:
-        InvalidInputError: One is not above 0.
+        InvalidInputError: One is no number of milliseconds up to ten years, or of bytes from 1 to 1 EiB.
     """
 
     recovery_point_seconds: float = 3600.0
@@ -39,8 +43,13 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not 0 < value < math.inf:
-                raise InvalidInputError(f"{name} must be above 0 and finite, not {value!r}.", option=name)
+            least, most = (1, MAX_BYTES) if name == "orphan_bytes" else (MIN_SECONDS, MAX_SECONDS)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+                raise InvalidInputError(
+                    f"{name} must be a number from {least} to {most}, not {value!r:.80}.",
+                    hint=f"Set {name} to such a number.",
+                    option=name,
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +166,23 @@ def _saves(at: Thresholds) -> list[Alert]:
 
 
 def _damage() -> list[Alert]:
+    quarantined = f'delta(checkpoint_set_aside_count{{reason="quarantined"}}[{EVENT_SECONDS}s]) > 0'
     return [
         Alert(
             "CkptstoreChecksumFailure",
-            'checkpoint_checksum_failures_total > 0 or checkpoint_set_aside_count{reason="quarantined"} > 0',
+            f"{_lately('checkpoint_checksum_failures_total')} or {quarantined}",
             "critical",
-            "What was read of a checkpoint is not what was written.",
-            "A resume takes an older one. Find out which objects are damaged, and whether the store loses data.",
+            "In the last hour something of a checkpoint was not what was written, or one was quarantined.",
+            "A resume takes an older one. Find out which objects are damaged, and whether the store loses data. What a "
+            "replica has is mended by: ckptstore repair URL NAME --from URL2 --restore --yes. What nobody has is let "
+            "go by: ckptstore retire URL NAME.",
             "ckptstore verify URL --all --level full",
         ),
         Alert(
             "CkptstoreRestoreFailed",
-            "sum by (run, job, instance) (checkpoint_restore_failures_total) > 0",
+            f"sum by (run, job, instance) ({_lately('checkpoint_restore_failures_total')}) > 0",
             "warning",
-            "A load or a resume failed, or passed a checkpoint over.",
+            "In the last hour a load or a resume failed, or passed a checkpoint over.",
             "The label reason of checkpoint_restore_failures_total says with which code.",
             "ckptstore ls URL --all",
         ),
@@ -185,6 +197,12 @@ def _damage() -> list[Alert]:
     ]
 
 
+def _lately(counter: str) -> str:
+    """Return what is so where a counter has grown lately: seen to grow, or above 0 when it was seen first."""
+    since = f"{EVENT_SECONDS}s"
+    return f"(increase({counter}[{since}]) > 0 or ({counter} > 0 unless {counter} offset {since}))"
+
+
 def _bucket(at: Thresholds) -> list[Alert]:
     return [
         Alert(
@@ -194,6 +212,16 @@ def _bucket(at: Thresholds) -> list[Alert]:
             "A job took the run over {{ $value | humanizeDuration }} ago and has committed nothing.",
             "Whoever saved before is fenced, so nobody saves now.",
             "ckptstore log URL",
+            at.for_seconds,
+        ),
+        Alert(
+            "CkptstoreNoRun",
+            "checkpoint_run_exists == 0",
+            "critical",
+            "There is no run at this root.",
+            "Nothing was ever saved there, or the URL that `ckptstore metrics` is given is wrong: no other alert can "
+            "fire.",
+            "ckptstore ls URL --all",
             at.for_seconds,
         ),
         Alert(
@@ -230,7 +258,8 @@ def rules(thresholds: Thresholds | None = None) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{max(1, round(seconds))}s"
+    milliseconds = round(seconds * 1000)
+    return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
 
 
 def _quoted(text: str) -> str:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ckptstore.clock import Clock
-from ckptstore.errors import UnsupportedError
+from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.telemetry.names import METRICS
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 RUN = "run"
 """The label that every metric has: what the operator calls the run; empty if there is one only."""
+
+LABEL_CHARACTERS = 256
 
 Values = Mapping[tuple[str, ...], float]
 """Values of one metric, by the values of its labels."""
@@ -34,6 +36,20 @@ def prometheus() -> Any:
             "Metrics need prometheus_client, which is not installed.", hint="pip install 'ckptstore[metrics]'"
         ) from error
     return prometheus_client
+
+
+def check_label(run: object) -> None:
+    """Check that a text can be the label `run`.
+
+    Raises:
+        InvalidInputError: It is no text, too long, or holds what cannot be printed on one line.
+    """
+    if not isinstance(run, str) or len(run) > LABEL_CHARACTERS or not run.isprintable():
+        raise InvalidInputError(
+            f"A run's label must be a text of one line and at most {LABEL_CHARACTERS} characters, not {run!a:.80}.",
+            hint="Give run a short name: Metrics(run='llama-7b'), or --run llama-7b.",
+            option="run",
+        )
 
 
 def family(name: str, values: Values, *, run: str) -> Family:
@@ -72,6 +88,21 @@ class Collected:
         self.collect = families
 
 
-def age(committed_at: str, clock: Clock) -> float:
-    """Return how many seconds ago a record was made; what its clock has before ours counts as now."""
-    return max(0.0, (clock.now() - datetime.fromisoformat(committed_at)).total_seconds())
+def ages(moments: Mapping[tuple[str, ...], str], clock: Clock) -> Values:
+    """Return how many seconds ago records were made; what its clock has before ours counts as now.
+
+    Args:
+        moments: What the records say, by the values of a metric's labels. It is text for people, and another tool may
+            have written it otherwise: what names no moment is left out.
+        clock: Ours.
+    """
+    read = {labels: _moment(text) for labels, text in moments.items()}
+    return {labels: max(0.0, (clock.now() - at).total_seconds()) for labels, at in read.items() if at is not None}
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if at.tzinfo is None else at

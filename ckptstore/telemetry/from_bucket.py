@@ -11,7 +11,7 @@ from ckptstore.format.records import ABANDONED, QUARANTINED
 from ckptstore.protocol.catalog import Catalog, Uncommitted
 from ckptstore.protocol.fold import Fold
 from ckptstore.protocol.told import recovery_points
-from ckptstore.telemetry.client import Values, age, family
+from ckptstore.telemetry.client import Values, ages, check_label, family
 from ckptstore.telemetry.names import AGAINST
 
 if TYPE_CHECKING:
@@ -27,13 +27,16 @@ def bucket_families(catalog: Catalog, *, run: str, clock: Clock) -> list[Family]
         clock: Where ages come from.
 
     Raises:
+        InvalidInputError: `run` cannot be a label.
         IntegrityError: The log is damaged.
         UnsupportedError: `prometheus_client` is not installed, or a newer version wrote to the log.
         UnavailableError: The store could not be read. AccessDeniedError: it refused.
     """
+    check_label(run)
     attempts = catalog.in_progress()
     fold, is_tail_lost = catalog.log.fold, catalog.log.lost_from is not None
     values = {**_points(fold, clock), **_counts(fold), **_attempts(attempts), **_claim(fold, clock)}
+    values["checkpoint_run_exists"] = {(): catalog.log.run is not None}
     values["checkpoint_log_tail_lost"] = {(): is_tail_lost}
     return [family(name, each, run=run) for name, each in values.items()]
 
@@ -44,7 +47,7 @@ def _points(fold: Fold, clock: Clock) -> dict[str, Values]:
     steps = {name: point.global_step for name, point in points.items() if point.global_step is not None}
     newest = steps.get("committed")
     found: dict[str, Values] = {
-        "checkpoint_recovery_point_seconds": {(name,): age(at.committed_at, clock) for name, at in points.items()},
+        "checkpoint_recovery_point_seconds": ages({(name,): at.committed_at for name, at in points.items()}, clock),
     }
     if newest is not None:
         found["checkpoint_last_committed_step"] = {(): newest}
@@ -76,7 +79,7 @@ def _claim(fold: Fold, clock: Clock) -> dict[str, Values]:
     waiting = fold.claim is not None and fold.tip is None
     found: dict[str, Values] = {"checkpoint_claimed_without_commit": {(): waiting}}
     if fold.claim is not None:
-        found["checkpoint_claim_age_seconds"] = {(): age(fold.claim.written_at, clock)}
+        found["checkpoint_claim_age_seconds"] = ages({(): fold.claim.written_at}, clock)
     return found
 
 

@@ -89,6 +89,7 @@ _PANELS = [
             _by("checkpoint_uncommitted_count"),
             _by("checkpoint_claimed_without_commit"),
             _by("checkpoint_claim_age_seconds"),
+            _by("checkpoint_run_exists"),
             _by("checkpoint_log_tail_lost"),
         ],
     ),

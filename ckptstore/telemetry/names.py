@@ -206,6 +206,13 @@ _ALL = (
     ),
     Metric("checkpoint_claim_age_seconds", "gauge", "seconds", "bucket", "How long ago the run was claimed last."),
     Metric(
+        "checkpoint_run_exists",
+        "gauge",
+        "",
+        "bucket",
+        "0: no run was ever begun at this root, so nothing else is known of it.",
+    ),
+    Metric(
         "checkpoint_log_tail_lost",
         "gauge",
         "",

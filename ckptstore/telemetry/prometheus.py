@@ -31,7 +31,8 @@ from ckptstore.events import (
     ShardStored,
     Stepped,
 )
-from ckptstore.telemetry.client import RUN, Collected, Values, age, exposition, family, prometheus
+from ckptstore.options import check_kinds
+from ckptstore.telemetry.client import RUN, Collected, Values, ages, check_label, exposition, family, prometheus
 from ckptstore.telemetry.names import AGAINST, METRICS
 from ckptstore.telemetry.textfile import TextFile
 
@@ -51,6 +52,9 @@ _COUNTED: dict[type[Event], str] = {
     DamageFound: "checkpoint_checksum_failures_total",
 }
 """What is one more of something."""
+MAX_PORT = 65535
+LOGS = 64
+"""Of so many runs it is remembered how they stand, until it is known which of them this process writes."""
 PHASES = ("stage", "plan", "upload", "gather", "verify", "commit")
 
 
@@ -58,16 +62,19 @@ class Metrics:
     """What one rank tells Prometheus. Give it as `observer=`; see the README for who knows what.
 
     Args:
-        run: What the operator calls the run: the label `run` of every metric.
+        run: What the operator calls the run: the label `run` of every metric. One line of at most 256 characters.
         registry: Where it is collected; by default one of its own.
         clock: Where ages come from.
 
     Raises:
+        InvalidInputError: `run` cannot be a label; the registry is none, or holds metrics of these names already.
         UnsupportedError: `prometheus_client` is not installed.
     """
 
     def __init__(self, *, run: str = "", registry: CollectorRegistry | None = None, clock: Clock | None = None) -> None:
         client = prometheus()
+        check_label(run)
+        check_kinds(registry=(registry, client.CollectorRegistry))
         self.registry: CollectorRegistry = client.CollectorRegistry() if registry is None else registry
         self._run, self._clock = run, clock or SystemClock()
         self._lock = threading.Lock()
@@ -75,11 +82,20 @@ class Metrics:
         self._lag = 0.0
         self._leads = False
         """This rank commits, so it knows how the run stands."""
+        self._written: str | None = None
+        """The run that this process writes: what logs of other runs tell, a base model's, say, is none of its."""
         self._points: dict[str, Point | None] = {}
+        self._told: dict[str, dict[str, Point | None]] = {}
+        """Of other runs. A log is opened before it is claimed, so the next one written is perhaps among them."""
         self._step: int | None = None
         self._delta: float | None = None
         own = [name for name, metric in METRICS.items() if metric.who != "bucket" and metric.kind != "gauge"]
-        self._made = {name: self._make(name) for name in own}
+        try:
+            self._made = {name: self._make(name) for name in own}
+        except ValueError as error:  # what the client raises, and nothing else is wrong with these names
+            raise InvalidInputError(
+                "The registry holds metrics of these names already.", hint="Give each Metrics a registry of its own."
+            ) from error
         self._from_zero()
         self.registry.register(Collected(self.collect))
         self._file: TextFile | None = None
@@ -115,12 +131,31 @@ class Metrics:
                 self._take_save(event)
             case ShardStored():
                 self._of("checkpoint_bytes_total").inc(event.size)
-            case Claimed() | AttemptBegan() | Committed():
-                self._leads = True
+            case Claimed() | AttemptBegan():
+                self._lead(event.run)
             case RecoveryPoints():
-                self._points = {name: getattr(event, name) for name in AGAINST}
+                self._take_points(event)
             case Resumed() | Loaded() | RestoreFailed() | ProofEnded():
                 self._take_restore(event)
+
+    def _lead(self, run: str) -> None:
+        """Note which run this process writes."""
+        with self._lock:
+            self._leads = True
+            if run != self._written:
+                resumed = self._points if self._written is None else {}
+                self._written, self._points = run, {**self._told.pop(run, {}), **resumed}
+
+    def _take_points(self, event: RecoveryPoints) -> None:
+        points = {name: getattr(event, name) for name in AGAINST}
+        with self._lock:
+            if event.run == self._written:
+                self._points = points
+                return
+            self._told.pop(event.run, None)
+            self._told[event.run] = points
+            if len(self._told) > LOGS:
+                del self._told[next(iter(self._told))]
 
     def _take_save(self, event: SaveBegan | PhaseEnded | SaveEnded) -> None:
         now = self._clock.monotonic()
@@ -156,9 +191,10 @@ class Metrics:
                 self._of("resume_world_size_change_total").inc(event.world_size_changed)
                 self._of("checkpoint_reprocessed_samples_total").inc(event.samples_lost or 0)
                 if event.committed_at is not None:
-                    self._leads = True
                     point = Point(event.seq, event.global_step, event.committed_at)
-                    self._points = {**self._points, "committed": point}
+                    with self._lock:
+                        self._leads = True
+                        self._points = {**self._points, "committed": point}
 
     def gauges(self) -> Iterable[tuple[str, Values]]:
         """Return what is as it is now, by metric; what is not known is left out."""
@@ -175,7 +211,7 @@ class Metrics:
             yield "checkpoint_last_committed_step", {(): steps["committed"]}
         yield (
             "checkpoint_recovery_point_seconds",
-            {(name,): age(point.committed_at, self._clock) for name, point in points.items()},
+            ages({(name,): point.committed_at for name, point in points.items()}, self._clock),
         )
         here = self._step
         if here is not None:
@@ -197,15 +233,28 @@ class Metrics:
             address: Who may come; `0.0.0.0`: everybody who reaches this machine.
 
         Raises:
-            InvalidInputError: It is served already, or the port is not free.
+            InvalidInputError: It is served already, port or address is none, or the port is not free.
         """
         if self._server is not None:
             raise InvalidInputError("These metrics are served already.", hint="Call `close` first.")
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= MAX_PORT:
+            raise InvalidInputError(
+                f"port must be a whole number from 0 to {MAX_PORT}, not {port!r:.80}.",
+                hint="Pass port=9464, say, or port=0 for any that is free.",
+                option="port",
+            )
+        if not isinstance(address, str) or not address:
+            raise InvalidInputError(
+                f"address must be one of this machine, not {address!r:.80}.",
+                hint="Pass address='127.0.0.1', or '0.0.0.0' for all.",
+                option="address",
+            )
         try:
             self._server, _ = prometheus().start_http_server(port, addr=address, registry=self.registry)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the address is no host's name
             raise InvalidInputError(
-                f"{address}:{port} cannot be listened to: {error}.", hint="Give each rank a port of its own."
+                f"{address!r:.80} cannot be listened to at port {port}: {error}.",
+                hint="Give each rank a port of its own, and an address of this machine.",
             ) from error
         taken: int = self._server.server_port
         return taken
@@ -214,7 +263,7 @@ class Metrics:
         """Keep a file for node_exporter's textfile collector, written anew at once, every so often and at the end.
 
         Raises:
-            InvalidInputError: It is kept already, or cannot be written there.
+            InvalidInputError: It is kept already, cannot be written there, or what stands there is no regular file.
 
         If killed: the file as it was before or after, whole.
         """

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
-from ckptstore.errors import InvalidInputError
 from ckptstore.options import check_seconds
+from ckptstore.wholefile import write_whole
+
+_log = logging.getLogger("ckptstore.telemetry")
 
 
 class TextFile:
@@ -27,9 +28,9 @@ class TextFile:
 
     def __init__(self, path: str | os.PathLike[str], render: Callable[[], bytes], *, every_seconds: float) -> None:
         check_seconds(every_seconds=every_seconds)
-        self._path, self._render, self._seconds = Path(path), render, every_seconds
+        self._path, self._render, self._seconds = path, render, every_seconds
         write_whole(self._path, render())
-        self._closed, self._lock = threading.Event(), threading.Lock()
+        self._closed, self._lock, self._fails = threading.Event(), threading.Lock(), False
         self._thread = threading.Thread(target=self._keep, name="ckptstore-metrics", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -39,8 +40,14 @@ class TextFile:
             self._write()
 
     def _write(self) -> None:
-        with self._lock, contextlib.suppress(InvalidInputError):  # a full disk: the next time
-            write_whole(self._path, self._render())
+        with self._lock:
+            try:
+                write_whole(self._path, self._render())
+                self._fails = False
+            except Exception as error:  # noqa: BLE001  (a full disk: the next time)
+                if not self._fails:
+                    _log.warning("%s is not written: %s: %s", self._path, type(error).__name__, error)
+                self._fails = True
 
     def close(self) -> None:
         """Write it once more, and then no more."""
@@ -48,23 +55,3 @@ class TextFile:
             self._closed.set()
             atexit.unregister(self.close)
             self._write()
-
-
-def write_whole(path: Path, text: bytes) -> None:
-    """Write a file that is never seen in part.
-
-    Raises:
-        InvalidInputError: It cannot be written there.
-
-    If killed: the file as it was before or after; perhaps a temporary one beside it.
-    """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(text)
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise InvalidInputError(
-            f"{path} cannot be written: {error.strerror}.", hint="Name a file in a folder that exists.", path=str(path)
-        ) from error

@@ -388,7 +388,7 @@ def _each_intrusion(
 
             def intruded(world: World, index: int = call.index, *, lands: bool = lands) -> TappedStore:
                 def tap(now: Call, act: Act) -> Any:
-                    if now.index != index:
+                    if now.index != index or world.intruder is not None:  # one is enough
                         return act()
                     if lands:
                         result = act()

@@ -41,12 +41,12 @@ class FaultyStore(TappedStore):
     def __init__(self, inner: ObjectStore, plan: Callable[[Call], Fault | None]) -> None:
         super().__init__(inner, self._meet)
         self._plan = plan
-        self._under_way: list[Act] = []
+        self.under_way: list[Act] = []
         self._late_uploads: set[str] = set()
 
     def deliver(self) -> int:
         """Let everything arrive that is still under way, and return how many requests that were."""
-        arriving, self._under_way = self._under_way, []
+        arriving, self.under_way = self.under_way, []
         for act in arriving:
             with contextlib.suppress(CkptStoreError):  # nobody waits for the answer
                 act()
@@ -61,14 +61,14 @@ class FaultyStore(TappedStore):
         if fault is Fault.REFUSED or (fault in (Fault.UNSENT, Fault.LOST_REPLY, Fault.LATE) and not call.writes):
             raise UnavailableError(f"{call.operation} of {call.key} did not happen.")
         if fault is Fault.LATE:
-            self._under_way.append(act)
+            self.under_way.append(act)
             self._late_uploads.add(call.key)
             raise _unknown(call)
         if fault is Fault.UNSENT:
             raise _unknown(call)
         result = act()
         if fault is Fault.DUPLICATED and call.writes:
-            self._under_way.append(self._again(call, act))
+            self.under_way.append(self._again(call, act))
         if fault is Fault.LOST_REPLY:
             raise _unknown(call)
         if fault is Fault.RETRIED and call.creates:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +22,7 @@ from ckptstore.options import LogOptions, TransferOptions, check_flags, check_ki
 from ckptstore.protocol.claim import Takeover
 from ckptstore.protocol.verify import Level
 from ckptstore.training.asked import Asked
+from ckptstore.training.claims import claim
 from ckptstore.training.compat import Matrix
 from ckptstore.training.ending import Ending
 from ckptstore.training.gate import names_given
@@ -144,6 +146,7 @@ class Checkpointer:
             log=log,
             observer=observer,
         )
+        self._claim = partial(claim, self._own, job=job, takeover=takeover)
         self._keeping = Keeping(self._own, self._meeting, keep, grace_seconds=keep_grace_seconds, clock=self._clock)
         self._recording = Recording(
             state,
@@ -213,9 +216,10 @@ class Checkpointer:
             IncompatibleStateError: It may not be loaded here; every difference is named, and what would open the way.
             ResumeError: There are checkpoints, and none is whole.
             InvalidInputError: The run would go back to a checkpoint that is set aside itself. Nothing was changed.
+            FencedError: A newer job has claimed the run. ConflictError: `takeover` forbids to claim it.
             CkptStoreError: See `training.resume`; or newer ones are not known to be set aside: resume again.
 
-        If killed: all newer ones are set aside, where the run goes back, or none.
+        If killed: perhaps a claim; all newer ones are set aside, where the run goes back, or none.
         """
         if only is not None and source is None:
             raise InvalidInputError("only= says what to take from another run.", hint="Pass source= too.")
@@ -231,6 +235,7 @@ class Checkpointer:
         with self._ending.watched():
             if goes_back:
                 self._meeting.led("target", lambda: check_target(asked))
+            self._meeting.led("claim", self._claim)
             other = None if source is None else replace(asked, url=os.fspath(source), only=taken)
             report, asked = resume_or_begin(self.state, asked if other is None else own, other, self._meeting)
             if goes_back:

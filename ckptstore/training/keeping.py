@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import storage_writers as sw
 from ckptstore import Checkpoint, CheckpointStore
 from ckptstore.clock import Clock
-from ckptstore.errors import CkptStoreError, FencedError, safe_text
+from ckptstore.errors import FencedError, safe_text
 from ckptstore.events import KeepFailed, Observer, tell
 from ckptstore.format.layout import slot_key
 from ckptstore.maintenance.collect import collect_retired, retire_by
-from ckptstore.maintenance.collect_plan import check_grace
+from ckptstore.maintenance.collect_plan import Deletion, check_grace
 from ckptstore.maintenance.retention import Keep
+from ckptstore.protocol.claim import reigns
 from ckptstore.protocol.log import RunLog
 from ckptstore.training.asked import Asked
+from ckptstore.training.claims import incarnation_at
+from ckptstore.training.holding import Held, Holding
 from ckptstore.training.meeting import Meeting
 from storage_writers.roots import open_root
 
-HOLDER = "resume"
-"""Who holds what a job goes on from, until it has committed. A newer start takes its place: no dead one stays."""
 LAST_SECONDS = 30.0
 """How long the end of a run waits for what is being retired and deleted."""
 
 _log = logging.getLogger("ckptstore.training")
+
+
+class _Stopped(Exception):  # noqa: N818  (it is no error)
+    """The job has ended: what is not deleted yet, somebody else deletes."""
 
 
 class Keeping:
@@ -48,31 +54,24 @@ class Keeping:
         self._observer: Observer = asked.observer
         self._clock = clock
         self._opened: RunLog | None = None
-        self._held: list[tuple[Asked, str]] = []
-        """On rank 0: runs in which something is held for this job, and by which name."""
+        self._holding = Holding(asked, self._tell)
         self._may_delete = True
-        self._is_over = False
+        self._stop = threading.Event()
+        """Set when the job has ended: nothing more is deleted."""
+        self._fenced_by: str | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._future: sw.SaveFuture | None = None
+        self._ending: Callable[[], None] | None = None
+        """Hears, if nobody has, that the newest background save has ended."""
         self._newest: int | None = None
+        self._newest_held: tuple[Held, ...] = ()
         self._begun = -1
 
     def hold(self, asked: Asked, store: CheckpointStore, checkpoint: Checkpoint) -> None:
         """Pin what is about to be loaded, until this job has committed. On rank 0; it never raises."""
-        own = asked.url == self._asked.url
-        holder = HOLDER if own else f"{HOLDER} of {self._asked.open().url}"[:200]
-        try:
-            store.pin(checkpoint, holder=holder, reason="a job goes on from it")
-            self._held.append((asked, holder))
-            _release(store, holder, but=checkpoint.seq)
-        except CkptStoreError as error:
-            advice = (
-                "" if own else " Pin it there with credentials that may write, or see to it that nobody retires it."
-            )
-            self._tell(
-                f"{checkpoint.checkpoint_id}@{checkpoint.seq} of {store.url} could not be pinned: {error}{advice}"
-            )
+        incarnation = incarnation_at(self._asked)
+        assert incarnation is not None  # noqa: S101  (it has claimed the run)
+        self._holding.hold(asked, store, checkpoint, incarnation=incarnation.id)
 
     def saved(self, future: sw.SaveFuture | None, *, seq: int | None) -> None:
         """Do what is due as soon as this save is committed.
@@ -81,33 +80,41 @@ class Keeping:
             future: Of a save that has begun; None: it has ended.
             seq: Its slot, if it has ended, on rank 0.
         """
-        if self._meeting.rank != 0 or (self._keep is None and not self._held):
+        held = self._holding.held  # what is pinned after this is for a later commit to let go of
+        if self._meeting.rank != 0 or (self._keep is None and not held):
             return
         if future is None:
-            self._begin(seq)
-        else:
-            self._future = future
-            future.add_done_callback(self._heard)
+            self._begin(seq, held)
+            return
+
+        def ended(ended: Future[Any] = future) -> None:
+            if ended.done():
+                self._begin(future.seq, held)
+
+        self._ending = ended
+        future.add_done_callback(ended)
 
     def end(self) -> None:
         """Wait for what is under way, not for ever."""
-        if self._future is not None and self._future.done():  # whose callback may not have come yet
-            self._begin(self._future.seq)
+        if self._ending is not None:  # the save's callback may not have come yet
+            self._ending()
         thread = self._thread
         if thread is not None:
             thread.join(LAST_SECONDS)
             if thread.is_alive():
-                self._tell("what is retired was not deleted in time; the next commit goes on")
+                self._stop.set()
+                self._tell("what is retired was not deleted in time; a collection by `ckptstore gc URL` goes on")
 
-    def _heard(self, future: Future[Any]) -> None:
-        self._begin(future.seq)  # type: ignore[attr-defined]  # it is a SaveFuture
-
-    def _begin(self, seq: int | None) -> None:
+    def _begin(self, seq: int | None, held: tuple[Held, ...]) -> None:
         """Let the thread see this commit: the one that runs, or a new one."""
         with self._lock:
-            if seq is None or seq <= self._begun or self._is_over:
+            if seq is None or seq <= self._begun:
                 return
-            self._newest = self._begun = seq
+            for each in held:
+                each.is_due = True
+            self._newest, self._newest_held = seq, held
+            self._begun = seq
+            self._stop.clear()
             if self._thread is not None:
                 return
             # A daemon: the process's end must not wait for a store that hangs.
@@ -123,26 +130,20 @@ class Keeping:
         while True:
             with self._lock:
                 seq, self._newest = self._newest, None
+                held = self._newest_held
                 if seq is None:
                     self._thread = None
                     return
             try:
-                self._release_all()
+                self._holding.release()
+                self._holding.sweep(self._log().refresh(), held)
                 self._apply(seq)
-            except FencedError as error:  # for good
-                self._is_over = True
-                self._tell(error.message)
+            except FencedError as error:  # this round is over; the next commit may be of a newer term
+                self._tell_fenced(error)
+            except _Stopped:
+                pass
             except Exception as error:  # noqa: BLE001  (whatever it is, the training goes on)
                 self._tell(safe_text(error))
-
-    def _release_all(self) -> None:
-        while self._held:
-            asked, holder = self._held[-1]
-            try:
-                _release(asked.open(), holder)
-            except CkptStoreError as error:
-                self._tell(f"{asked.url}: what {holder!r} holds could not be let go of: {error}")
-            self._held.pop()
 
     def _apply(self, seq: int) -> None:
         """Retire by the policy, as the job that made this commit, and delete what was retired long enough ago.
@@ -159,16 +160,31 @@ class Keeping:
         if not self._may_delete or not log.fold.retired:
             return
         now = log.store.head(slot_key(log.fold.end - 1)).modified  # it was written just now: the store's time, or less
-        report = collect_retired(log, now=now, grace_seconds=self._grace, options=self._asked.transfer)
+        # On this thread: at the process's end a pool's threads are waited for.
+        report = collect_retired(log, now=now, grace_seconds=self._grace, audit=self._go_on)
         if report.is_denied:
             self._may_delete = False
             self._tell(
-                "this job may not delete: what is retired stays until `ckptstore gc` is run with the collector's "
+                "this job may not delete: what is retired stays until `ckptstore gc URL` is run with the collector's "
                 "credentials"
             )
         elif report.failed:
             key, error = next(iter(report.failed.items()))
             self._tell(f"{len(report.failed)} objects could not be deleted, {key} for one: {error}")
+
+    def _go_on(self, deletions: Sequence[Deletion]) -> None:
+        """Let these be deleted, unless the job has ended."""
+        del deletions
+        if self._stop.is_set():
+            raise _Stopped
+
+    def _tell_fenced(self, error: FencedError) -> None:
+        """Tell, once, that another job reigns; this process's own newer incarnation is nothing to be told of."""
+        own = incarnation_at(self._asked)
+        is_own = own is not None and reigns(self._log().fold, own)
+        if not is_own and self._fenced_by != error.message:
+            self._fenced_by = error.message
+            self._tell(error.message)
 
     def _log(self) -> RunLog:
         if self._opened is None:
@@ -182,13 +198,3 @@ class Keeping:
     def _tell(self, reason: str) -> None:
         tell(self._observer, KeepFailed(reason))
         _log.warning("Of what to keep: %s", reason)
-
-
-def _release(store: CheckpointStore, holder: str, *, but: int | None = None) -> None:
-    """Let go of all that `holder` holds in a run, but for one.
-
-    If killed: of some of it; the next start of a job does the rest.
-    """
-    for each in store.checkpoints(include_set_aside=True):
-        if each.seq != but and holder in [pin.holder for pin in each.committed.pins]:
-            store.unpin(each, holder=holder)

@@ -137,11 +137,17 @@ def _steps_lost(passed_over: list[PassedOver], step: int | None) -> int | None:
 
 
 def _samples_lost(store: CheckpointStore, at: Checkpoint) -> int | None:
-    """Return by how many samples the run was ahead of `at`, as far as its checkpoints say; None if they do not."""
+    """Return by how many samples the run was ahead of `at`, as far as its checkpoints say; None if they do not.
+
+    Nor if they cannot be read now: the state is loaded, and that stands.
+    """
     here = consumed(at.committed)
     if here is None:
         return None
-    newer = [consumed(each.committed) for each in store.checkpoints() if each.seq > at.seq]
+    try:
+        newer = [consumed(each.committed) for each in store.checkpoints() if each.seq > at.seq]
+    except CkptStoreError:
+        return None
     return max((each - here for each in newer if each is not None and each > here), default=0)
 
 

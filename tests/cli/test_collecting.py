@@ -54,6 +54,9 @@ def test_a_plan_is_shown_and_changes_nothing(ckptstore, six):
 def test_the_plan_that_was_shown_is_applied_with_a_line_for_each_deletion(ckptstore, six, tmp_path):
     policy = ["--keep-last", 2, "--keep-every", 40, "--keep-tag", "t10", "--grace", 0]
     plan = planned(ckptstore, six, *policy)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", f"{six.url}/latest.json", ""):
+        assert ckptstore("gc", six.url, *policy, "--apply", plan["digest"], "--audit", path).code == 2
     audit = tmp_path / "audit.jsonl"
     ended = ckptstore("gc", six.url, *policy, "--apply", plan["digest"], "--audit", audit, "--reason", "full")
     assert ended.code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -99,6 +100,20 @@ def test_a_reshard_is_entered_into_the_matrix_and_a_forbidden_one_is_not(ckptsto
     ended = ckptstore("drill", "reshard", url, "--from", "dp=2", "--to", "tp=2", "--matrix", matrix)
     assert ended.code == 2
     assert "forbids it" in ended.err
+
+
+@pytest.mark.parametrize("option", ["--matrix", "--junit"])
+def test_a_file_that_cannot_be_written_is_noticed_before_anything_is_tried(ckptstore, tmp_path, option):
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in (
+        (tmp_path / "pipe", "no regular file"),
+        (tmp_path / "nowhere" / "file", "cannot be written"),
+        (tmp_path / "run" / "latest.json", "inside the run"),
+    ):
+        ended = ckptstore("drill", "reshard", tmp_path / "run", "--from", "dp=2", "--to", "tp=2", option, path)
+        assert ended.code == 2, ended.out
+        assert said in ended.err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_reshard_that_cannot_be_built_exits_with_6_and_its_reason(ckptstore, tmp_path):

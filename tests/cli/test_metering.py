@@ -1,6 +1,7 @@
 """`metrics` and `alerts`: what Prometheus' own parser reads of them, and what they refuse."""
 
 import json
+import os
 import time
 from datetime import UTC, datetime
 
@@ -66,6 +67,17 @@ def test_a_run_is_told_by_its_bucket_alone(told, run):
     assert {key[0] for key in found} == {name for name, each in METRICS.items() if "bucket" in each.who}
 
 
+@pytest.mark.parametrize("said", ["yesterday", "2026-01-02T00:00:00"])
+def test_a_record_that_says_no_moment_has_no_age_and_the_rest_is_told(run, ckptstore, monkeypatch, said):
+    monkeypatch.setattr("ckptstore.protocol.log.timestamp", lambda _: said)
+    run.save_described("step-10", global_step=10)
+    ended = ckptstore("metrics", run.url)
+    assert ended.code == 0, ended.err
+    found = read(ended.out)
+    assert found[("checkpoint_last_committed_step",)] == 10
+    assert not {"checkpoint_recovery_point_seconds", "checkpoint_claim_age_seconds"} & {key[0] for key in found}
+
+
 def test_every_sample_has_the_runs_name(told, run, ckptstore):
     def names(text):
         return {sample.labels["run"] for each in text_string_to_metric_families(text) for sample in each.samples}
@@ -102,6 +114,7 @@ def test_a_claim_that_has_committed_nothing_is_told_and_a_run_that_is_not_there(
     ended = ckptstore("metrics", tmp_path / "empty")
     assert ended.code == 0
     assert read(ended.out)[("checkpoint_commits_total",)] == 0
+    assert (found[("checkpoint_run_exists",)], read(ended.out)[("checkpoint_run_exists",)]) == (1, 0)
     assert not [key for key in read(ended.out) if "recovery" in key[0]]
 
 
@@ -132,3 +145,48 @@ def test_thresholds_are_options(ckptstore):
     assert rules["CkptstoreOrphanBytes"]["for"] == "60s"
     assert ckptstore("alerts", "--orphan-gib", 0).code == 2
     assert ckptstore("alerts", "--rules", "--dashboard").code == 2
+
+
+@pytest.mark.parametrize("gib", ["1e308", "inf", "nan", "-1"])
+def test_an_amount_that_cannot_be_is_refused(ckptstore, gib):
+    ended = ckptstore("alerts", f"--orphan-gib={gib}")
+    assert ended.code == 2
+    assert "--orphan-gib must be above 0" in ended.err
+
+
+def test_a_file_in_place_of_a_folder_is_refused_with_a_hint_that_helps(ckptstore, tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "nowhere", tmp_path / "file", ""):
+        ended = ckptstore("alerts", "--out", out)
+        assert ended.code == 2
+        assert "is no folder" in ended.err
+        assert "hint: Choose a folder that exists" in ended.err
+    assert ckptstore("alerts", "--rules", "--out", tmp_path).code == 2
+
+
+def test_a_file_is_outside_of_the_run_and_stands_alone(run, ckptstore, tmp_path):
+    run.save("a")
+    before = run.store.get("latest.json", max_bytes=1 << 20)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for out, said in (
+        (f"{run.url}/latest.json", "inside the run"),
+        (f"{run.url}/new.prom", "inside the run"),
+        (pipe, "no regular file"),
+        ("", "must be named by a path"),
+    ):
+        ended = ckptstore("metrics", run.url, "--out", out)
+        assert ended.code == 2, out
+        assert said in ended.err
+    assert run.store.get("latest.json", max_bytes=1 << 20) == before
+    assert pipe.is_fifo()
+    ended = ckptstore("metrics", run.url, "--json", "--out", tmp_path / "run.prom")
+    assert (ended.code, ended.json["error"]) == (2, "invalid_input")
+    assert not (tmp_path / "run.prom").exists()
+
+
+@pytest.mark.parametrize("label", ["\udc80", "two\nlines", "x" * 300])
+def test_what_cannot_be_a_label_is_refused(run, ckptstore, label):
+    ended = ckptstore("metrics", run.url, "--run", label)
+    assert ended.code == 2
+    assert "--run llama-7b" in ended.err

@@ -6,12 +6,13 @@ import pytest
 
 from ckptstore.cli.resharding import drill_of
 from ckptstore.drills.degrees import Degrees, degrees_in
-from ckptstore.drills.evidence import Evidence, as_yaml, check_open, with_evidence, write_matrix
+from ckptstore.drills.evidence import Evidence, as_yaml, check_open, with_evidence
 from ckptstore.drills.place import NotApplicable
 from ckptstore.drills.runner import Conduct, run_drills
 from ckptstore.drills.scenarios.reshard import Change
 from ckptstore.errors import InvalidInputError
 from ckptstore.training.compat import Matrix
+from ckptstore.wholefile import write_whole
 
 CHANGE = Change({"dp": 2, "tp": 2}, {"dp": 4})
 BLOCKED = {"from": {"dp": 2, "tp": 2}, "to": {"dp": 4, "tp": 1}, "status": "blocked_until_drill_passes"}
@@ -20,7 +21,7 @@ EVIDENCE = Evidence(CHANGE, "72 tensors are the same", "2026-05-04", {"torch": "
 
 def matrix_file(tmp_path, *entries):
     path = tmp_path / "matrix.yaml"
-    write_matrix(path, Matrix.read(list(entries)))
+    write_whole(path, as_yaml(Matrix.read(list(entries))).encode())
     return path
 
 
@@ -95,7 +96,7 @@ def test_a_blocked_entry_is_verified_where_it_stood_and_opens_the_way(tmp_path):
     other = {"from": {"dp": 1}, "to": {"tp": 8}, "status": "forbidden"}
     path = matrix_file(tmp_path, BLOCKED, other)
     assert not Matrix.read(path).judge(CHANGE.saved, CHANGE.now).is_open
-    write_matrix(path, with_evidence(check_open(path, CHANGE), EVIDENCE))
+    write_whole(path, as_yaml(with_evidence(check_open(path, CHANGE), EVIDENCE)).encode())
     written = Matrix.read(path)
     assert [entry.status for entry in written.entries] == ["verified", "forbidden"]
     decision = written.judge(CHANGE.saved, CHANGE.now)
@@ -107,7 +108,7 @@ def test_a_blocked_entry_is_verified_where_it_stood_and_opens_the_way(tmp_path):
 
 def test_a_change_that_no_entry_names_is_added(tmp_path):
     path = tmp_path / "new.yaml"
-    write_matrix(path, with_evidence(check_open(path, CHANGE), EVIDENCE))
+    write_whole(path, as_yaml(with_evidence(check_open(path, CHANGE), EVIDENCE)).encode())
     assert Matrix.read(path).judge(CHANGE.saved, CHANGE.now).is_open
     assert Matrix.read(as_yaml(Matrix.read(path))) == Matrix.read(path)
 

@@ -8,18 +8,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from ckptstore.clock import SystemClock, SystemIds
+from ckptstore.clock import SystemIds
 from ckptstore.drills import runner
 from ckptstore.drills.place import NotAsPromised, expect
 from ckptstore.drills.report import document, junit
 from ckptstore.drills.runner import Conduct, run_drills
-from ckptstore.drills.scratch import MARKER, Scratch
+from ckptstore.drills.scratch import MARKER, Scratch, seen_by
 from ckptstore.drills.verdict import Drill
 from ckptstore.errors import ConflictError, UnavailableError, UnsupportedError
 from ckptstore.objectstore.urls import open_store
@@ -117,13 +118,10 @@ def test_a_drill_that_means_nothing_somewhere_says_why(url):
 
 
 def test_what_a_killed_drill_left_is_removed_and_a_living_one_is_left_alone(url):
-    store, clock, ids = open_store(url), SystemClock(), SystemIds()
-    dead, living, kept = (Scratch.begin(store, clock=clock, ids=ids) for _ in range(3))
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait(30)
+    store, ids = open_store(url), SystemIds()
+    dead, living, kept = (Scratch.begin(store, ids=ids) for _ in range(3))
     for scratch in (dead, kept):
-        said = json.loads(store.get(scratch.prefix + MARKER, max_bytes=4096))
-        store.put(scratch.prefix + MARKER, json.dumps({**said, "pid": gone.pid}).encode())
+        say(store, scratch, pid=pid_of_nobody())
         store.put(scratch.prefix + "one/data/x", b"x")
     kept.keep()
     store.put("drill/my-own/notes", b"mine")
@@ -132,6 +130,69 @@ def test_what_a_killed_drill_left_is_removed_and_a_living_one_is_left_alone(url)
     assert report.removed == (dead.url,)
     places = {info.key.split("/")[1] for info in store.list("drill/")}
     assert places == {living.prefix.split("/")[1], kept.prefix.split("/")[1], "my-own", "0" * 32}
+
+
+def say(store, scratch, **facts):
+    said = json.loads(store.get(scratch.prefix + MARKER, max_bytes=4096))
+    store.put(scratch.prefix + MARKER, json.dumps({**said, **facts}).encode())
+
+
+def pid_of_nobody():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(30)
+    return gone.pid
+
+
+@pytest.mark.parametrize("where", ["another boot", "another container", "nobody knows"])
+def test_a_drill_whose_process_cannot_be_seen_from_here_is_left_alone(url, where, monkeypatch):
+    """Containers of one image may all have the same host name, and one does not see the others' processes."""
+    store = open_store(url)
+    if where == "nobody knows":
+        monkeypatch.setattr("ckptstore.drills.scratch.PROCESSES", Path("/nowhere"))
+    other = Scratch.begin(store, ids=SystemIds())
+    boot, _, processes = seen_by().partition(" ")
+    by = {"another boot": f"0{boot[1:]} {processes}", "another container": f"{boot} pid:[1]", "nobody knows": ""}[where]
+    say(store, other, pid=pid_of_nobody(), seen_by=by)
+    assert run_drills(url, [drill(writes)]).removed == ()
+    monkeypatch.setattr("ckptstore.drills.scratch.KEPT_SECONDS", 0.0)
+    assert run_drills(url, [drill(writes)]).removed == (other.url,)
+
+
+def test_what_came_after_its_marker_was_gone_is_removed_a_day_later(url, monkeypatch):
+    store, late = open_store(url), f"drill/{'a' * 32}/one/data/late"
+    store.put(late, b"x")
+    assert run_drills(url, [drill(writes)]).removed == ()
+    monkeypatch.setattr("ckptstore.drills.scratch.KEPT_SECONDS", 0.0)
+    assert run_drills(url, [drill(writes)]).removed == (f"{store.url}/drill/{'a' * 32}",)
+    assert contents(url) == {}
+
+
+def test_a_drill_that_is_over_starts_and_writes_nothing_any_more(url):
+    refused, done = [], threading.Event()
+
+    def goes_on(place):
+        log = RunLog.create(place.store())
+        simulated.save(log, Incarnation.new(job="gpt", host="node"), "a")
+        opened, store = place.opened(), place.store()
+        place.over.wait(60)
+        for act in (
+            lambda: store.put("log/000000000009.json", b"x"),
+            lambda: place.store().put("log/000000000009.json", b"x"),
+            lambda: opened.pin("a", holder="drill", reason="It goes on."),
+            lambda: place.ranks(1, "sabotage:nothing"),
+        ):
+            try:
+                act()
+            except NotAsPromised as error:
+                refused.append(str(error))
+        done.set()
+        return ""
+
+    report = run_drills(url, [drill(goes_on)], conduct=Conduct(timeout_seconds=3.0))
+    assert report.verdicts["one"].seen == "It did not end within 3 s."
+    assert done.wait(20)
+    assert refused == ["The drill was over before it had ended."] * 4
+    assert contents(url) == {}
 
 
 def test_what_was_kept_is_removed_a_day_later(url, monkeypatch):

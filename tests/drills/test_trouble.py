@@ -42,6 +42,12 @@ def test_what_is_promised_holds(drilled_anywhere, name):
     assert verdict.seconds < 60
 
 
+def test_the_verdict_says_which_job_took_the_run_over(drilled):
+    seen = drilled("two-jobs").seen
+    assert "job 'second-job'" in seen
+    assert "unnamed" not in seen
+
+
 @pytest.mark.parametrize(
     ("name", "sabotage", "seen"),
     [

@@ -6,7 +6,7 @@ import pytest
 from odd_stores import Denies
 
 from ckptstore.clock import SystemClock
-from ckptstore.errors import AccessDeniedError, IntegrityError, UnsupportedError
+from ckptstore.errors import AccessDeniedError, IntegrityError, UnavailableError, UnsupportedError
 from ckptstore.maintenance.uploads import abort, find_uploads
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.urls import open_store
@@ -211,3 +211,16 @@ def test_on_an_object_store_the_dead_are_aborted_and_the_living_are_not(s3_url, 
     assert left == {scene.begun["living"][0]}
     for _, upload in scene.begun.values():
         upload.abort()
+
+
+def test_who_still_writes_an_upload_that_a_collection_aborted_is_told_that_it_is_gone():
+    """As S3 tells it: the save fails, and nobody is blamed for a misuse."""
+    store = MemoryStore()
+    with store.open_upload("data/0/late", size=2) as upload:
+        upload.write(b"x")
+        store.abort_upload(*store.list_uploads(""))
+        with pytest.raises(UnavailableError, match="aborted by somebody else"):
+            upload.write(b"x")
+        with pytest.raises(UnavailableError, match="aborted by somebody else"):
+            upload.complete()
+    assert not [*store.list("")]

@@ -18,6 +18,7 @@ from ckptstore import AccessDeniedError, CheckpointStore, FencedError
 from ckptstore.cli.app import app
 from ckptstore.clock import SystemClock
 from ckptstore.errors import InvalidInputError
+from ckptstore.events import DamageFound, RestoreFailed
 from ckptstore.format.records import Verified
 from ckptstore.objectstore.urls import open_store
 from ckptstore.protocol.attempt import begin
@@ -33,6 +34,7 @@ from storage_writers import roots
 
 AGAIN = 8
 """Scrapes, a minute each, for which an incident lasts: longer than an alert waits."""
+HOUR = 60
 
 
 @pytest.fixture
@@ -127,12 +129,31 @@ def test_every_alert_says_what_it_means_and_what_to_run():
         assert each.summary.endswith(".")
         assert each.description.endswith(".")
         assert each.severity in ("critical", "warning")
+        for further in re.findall(r"by: (ckptstore .+?)\.(?: |$)", each.description):
+            _, name, *arguments = shlex.split(further)
+            typer.main.get_command(app).commands[name].make_context(name, arguments)
 
 
-def test_a_threshold_that_can_never_be_met_is_refused():
-    for name in ("commit_lag_seconds", "orphan_bytes"):
+@pytest.mark.parametrize("value", [0, -1, 1e300, float("nan"), float("inf"), "x", None, True])
+def test_a_threshold_that_can_never_be_met_is_refused(value):
+    for name in ("commit_lag_seconds", "orphan_bytes", "for_seconds", "busy_seconds"):
         with pytest.raises(InvalidInputError, match=name):
-            Thresholds(**{name: 0})
+            Thresholds(**{name: value})
+
+
+def test_a_part_of_a_second_is_said_as_it_is(tmp_path):
+    text = rules(Thresholds(for_seconds=0.25, busy_seconds=1.5))
+    assert "for: 250ms" in text
+    assert "[1500ms]" in text
+    with pytest.raises(InvalidInputError, match="for_seconds"):
+        Thresholds(for_seconds=0.0001)
+    (tmp_path / "rules.yml").write_text(text)
+    ended = promtool("check", "rules", tmp_path / "rules.yml")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_root_without_a_run_is_told_by_the_bucket(url, tmp_path):
+    check_fires(tmp_path, rules(), [{"bucket": of_bucket(url)} for _ in range(AGAIN)], ["CkptstoreNoRun"])
 
 
 def test_a_healthy_run_is_silent(url, tmp_path):
@@ -218,9 +239,33 @@ def test_a_damaged_checkpoint_is_told(url, tmp_path):
         again.checkpointer.resume()
         again.train(2)
     check_fires(tmp_path, rules(), again.scrapes, ["CkptstoreChecksumFailure", "CkptstoreRestoreFailed"])
+    whole = of_bucket(url)
     store.set_aside("step-2", reason="quarantined")
-    assert of_bucket(url)[("checkpoint_set_aside_count", ("reason", "quarantined"))] == 1
-    check_fires(tmp_path, rules(), [{"bucket": of_bucket(url)}], ["CkptstoreChecksumFailure"])
+    quarantined = of_bucket(url)
+    assert quarantined[("checkpoint_set_aside_count", ("reason", "quarantined"))] == 1
+    told = [{"bucket": each} for each in (whole, whole, quarantined, quarantined)]
+    check_fires(tmp_path, rules(), told, ["CkptstoreChecksumFailure"])
+    check_fires(tmp_path, rules(), [*told, *[told[-1]] * HOUR], [])
+
+
+@pytest.mark.parametrize("before", [0, 3], ids=["new process", "seen before"])
+def test_an_alert_of_damage_ends_an_hour_later_and_comes_again_with_the_next(tmp_path, before):
+    """The process goes on for days with what it has counted: that is no reason to call anybody again."""
+    metrics = Metrics(run=RUN)
+    scrapes = [{"rank-0": parsed(metrics.exposition().decode())} for _ in range(before)]
+    tell_damage(metrics)
+    seen = {"rank-0": parsed(metrics.exposition().decode())}
+    fires = ["CkptstoreChecksumFailure", "CkptstoreRestoreFailed"]
+    check_fires(tmp_path, rules(), [*scrapes, seen, seen], fires)
+    later = [*scrapes, *[seen] * (HOUR + 2)]
+    check_fires(tmp_path, rules(), later, [])
+    tell_damage(metrics)
+    check_fires(tmp_path, rules(), [*later, {"rank-0": parsed(metrics.exposition().decode())}], fires)
+
+
+def tell_damage(metrics):
+    metrics(DamageFound("data/a"))
+    metrics(RestoreFailed("a", "integrity"))
 
 
 def test_a_resume_that_goes_on_otherwise_is_told(url, tmp_path):

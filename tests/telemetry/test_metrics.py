@@ -1,19 +1,21 @@
 """What is exposed of events: by HTTP, by a file, in numbers that are right at every moment."""
 
 import builtins
+import logging
 import subprocess
 import sys
 import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from metered import RUN, parsed, scraped
+from metered import RUN, parsed, scraped, until
 from prometheus_client import CollectorRegistry, Counter
 
 from ckptstore.clock import timestamp
 from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.events import (
     AttemptBegan,
+    Claimed,
     PhaseEnded,
     Point,
     ProofEnded,
@@ -27,8 +29,12 @@ from ckptstore.events import (
     Stepped,
     tell,
 )
+from ckptstore.objectstore.memory import MemoryStore
+from ckptstore.protocol.claim import Incarnation
+from ckptstore.protocol.log import RunLog
 from ckptstore.telemetry import METRICS, Metrics, Spans
-from ckptstore.telemetry.textfile import write_whole
+from ckptstore.testing import simulated
+from ckptstore.wholefile import write_whole
 
 
 class Clock:
@@ -102,7 +108,7 @@ def test_recovery_points_are_ages_and_steps_behind_on_the_rank_that_commits(metr
     metrics(points)
     metrics(Stepped(100))
     assert not [key for key in read(metrics) if "recovery" in key[0]]
-    metrics(AttemptBegan("a", "a.t0001"))
+    metrics(AttemptBegan("a", "a.t0001", "id"))
     clock.sleep(60)
     found = read(metrics)
     named = {key[1][1]: value for key, value in found.items() if key[0] == "checkpoint_recovery_point_seconds"}
@@ -110,6 +116,52 @@ def test_recovery_points_are_ages_and_steps_behind_on_the_rank_that_commits(metr
     named = {key[1][1]: value for key, value in found.items() if key[0] == "checkpoint_recovery_point_steps"}
     assert named == {"committed": 10, "verified": 50}
     assert found[("checkpoint_last_committed_step",)] == 90
+
+
+def test_points_of_another_run_are_none_of_this_ones(metrics, clock):
+    """A job resumes, reads a base model before and after its claim, and writes its own run."""
+    base = RecoveryPoints("base", Point(900, 9000, timestamp(clock)), Point(900, 9000, timestamp(clock)), None)
+    metrics(Resumed("a", 3, 30, 0, 1.0, world_size_changed=False, samples_lost=0, committed_at=timestamp(clock)))
+    metrics(base)
+    assert read(metrics)[("checkpoint_last_committed_step",)] == 30
+    metrics(RecoveryPoints("own", Point(3, 30, timestamp(clock)), None, None))
+    metrics(Claimed("own", 4, 2, None))
+    metrics(base)
+    found = read(metrics)
+    assert found[("checkpoint_last_committed_step",)] == 30
+    assert [key for key in found if key[0] == "checkpoint_recovery_point_seconds"] == [
+        ("checkpoint_recovery_point_seconds", ("against", "committed"))
+    ]
+    metrics(RecoveryPoints("own", Point(5, 40, timestamp(clock)), None, None))
+    assert read(metrics)[("checkpoint_last_committed_step",)] == 40
+    metrics(AttemptBegan("a", "a.t0001", "base"))  # the process writes that one now
+    assert read(metrics)[("checkpoint_last_committed_step",)] == 9000
+
+
+def test_the_run_that_is_written_is_found_however_many_are_read(metrics):
+    for number in range(1000):
+        metrics(RecoveryPoints(f"run-{number}", Point(1, number, "2026-01-02T00:00:00Z"), None, None))
+    metrics(AttemptBegan("a", "a.t0001", "run-999"))
+    assert read(metrics)[("checkpoint_last_committed_step",)] == 999
+    assert len(metrics._told) <= 64
+
+
+def test_a_base_model_that_is_read_while_a_run_is_written_changes_nothing(metrics):
+    own, base = RunLog.create(MemoryStore(), observer=metrics), RunLog.create(MemoryStore())
+    simulated.save(own, Incarnation.new(job="own", host="node"), "a", step=3)
+    for step in (70, 80):
+        simulated.save(base, Incarnation.new(job="base", host="node"), f"b-{step}", step=step)
+    RunLog.open(base.store, observer=metrics)
+    assert read(metrics)[("checkpoint_last_committed_step",)] == 3
+
+
+@pytest.mark.parametrize("said", ["yesterday", "2026-01-02T00:00:00", ""])
+def test_a_moment_that_is_none_is_left_out_and_the_rest_is_told(metrics, said):
+    metrics(AttemptBegan("a", "a.t0001", "own"))
+    metrics(RecoveryPoints("own", Point(9, 90, said), Point(5, 50, timestamp(metrics._clock)), None))
+    found = read(metrics)
+    assert found[("checkpoint_last_committed_step",)] == 90
+    assert [key[1:] for key in found if key[0] == "checkpoint_recovery_point_seconds"] == [(("against", "verified"),)]
 
 
 def test_a_checkpoint_of_a_clock_that_is_ahead_is_of_now(metrics, clock):
@@ -210,6 +262,70 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(metrics, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
 
 
+@pytest.mark.parametrize("run", [None, 5, "x" * 257, "\ud800", "two\nlines", "two\u2028lines"])
+def test_what_cannot_be_a_label_is_refused_at_once(run):
+    with pytest.raises(InvalidInputError, match="label"):
+        Metrics(run=run)
+
+
+@pytest.mark.parametrize("port", [-1, 65536, "x", None, True, 1.5])
+def test_what_is_no_port_is_refused_and_one_that_is_none_is_named(metrics, port):
+    with pytest.raises(InvalidInputError, match="port must be a whole number from 0 to 65535") as refused:
+        metrics.serve(port=port)
+    assert "port=9464" in refused.value.hint
+
+
+@pytest.mark.parametrize("address", [None, 5, "", "a\0b", "x" * 100, "not an address"])
+def test_what_is_no_address_is_refused(metrics, address):
+    with pytest.raises(InvalidInputError) as refused:
+        metrics.serve(port=0, address=address)
+    assert "address" in refused.value.hint
+
+
+@pytest.mark.parametrize("path", ["", None])
+def test_what_names_no_file_is_refused_at_once_and_another_may_follow(metrics, path, tmp_path):
+    with pytest.raises(InvalidInputError, match="must be named by a path"):
+        metrics.write_to(path)
+    metrics.write_to(tmp_path / "ckptstore.prom")
+    metrics.close()
+
+
+def test_a_registry_is_taken_once(metrics):
+    with pytest.raises(InvalidInputError, match="already"):
+        Metrics(registry=metrics.registry)
+    with pytest.raises(InvalidInputError, match="registry must be CollectorRegistry"):
+        Metrics(registry="mine")
+
+
+def test_a_file_that_cannot_be_written_for_a_while_is_written_again_and_said_once(metrics, tmp_path, caplog):
+    path, broken = tmp_path / "ckptstore.prom", threading.Event()
+    metrics.registry.register(Broken(broken))
+    with caplog.at_level(logging.WARNING, logger="ckptstore.telemetry"):
+        metrics.write_to(path, every_seconds=0.01)
+        broken.set()
+        path.unlink()
+        until(lambda: Broken.asked >= 5)
+        assert not path.exists()
+        broken.clear()
+        until(path.exists)
+    assert [record.getMessage() for record in caplog.records] == [f"{path} is not written: KeyError: 'a bug'"]
+
+
+class Broken:
+    """A part of the registry that fails while it is told to."""
+
+    asked = 0
+
+    def __init__(self, broken):
+        self._broken = broken
+
+    def collect(self):
+        if self._broken.is_set():
+            Broken.asked += 1
+            raise KeyError("a bug")
+        return ()
+
+
 def test_the_file_says_at_the_processs_end_how_it_ended(tmp_path):
     program = (
         "import sys\nfrom ckptstore.telemetry import Metrics\nfrom ckptstore.events import ShardStored\n"
@@ -254,7 +370,7 @@ def test_an_event_that_it_does_not_know_is_none_of_its_business(metrics):
 
 def test_every_metric_of_a_trainer_is_exposed_or_waits_for_its_value(metrics):
     clock = metrics._clock
-    metrics(AttemptBegan("a", "a.t0001"))
+    metrics(AttemptBegan("a", "a.t0001", "id"))
     metrics(RecoveryPoints("id", Point(9, 90, timestamp(clock)), None, None))
     metrics(Stepped(100))
     metrics(ProofEnded("a", 3, "proved", 0.0))

@@ -13,12 +13,12 @@ from torch import distributed as dist
 
 from ckptstore import CheckpointStore
 from ckptstore.errors import AccessDeniedError, BusyError, InvalidInputError, StalledError, UnavailableError
+from ckptstore.events import Resumed, Stopping
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.objectstore.wrappers.throttled import ThrottledStore
 from ckptstore.testing.simulated import ManualClock
 from ckptstore.training import Checkpointer, StoppedBySignal
-from ckptstore.training.events import Resumed, Stopping
 from storage_writers import roots
 
 _runs = itertools.count()

@@ -6,8 +6,8 @@ import pytest
 from trainings import Training
 
 from ckptstore import CheckpointStore
+from ckptstore.events import Stopping
 from ckptstore.training import Checkpointer, StoppedBySignal
-from ckptstore.training.events import Stopping
 
 
 def train(url, told, *, steps, number, late=True):

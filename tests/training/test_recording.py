@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor
 
 from ckptstore import CheckpointStore, store
 from ckptstore.errors import AccessDeniedError, CkptStoreError, DisagreementError, InvalidInputError
+from ckptstore.events import ProofEnded, TraceFailed
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.testing.simulated import ManualClock
 from ckptstore.training import Checkpointer, recording
-from ckptstore.training.events import ProofEnded, TraceFailed
 from ckptstore.training.trace import Trace
 from storage_writers import roots
 

@@ -7,7 +7,7 @@ from ckptstore.drills.scenarios.runs import WORLD
 from ckptstore.drills.told import FINE, Gone, Restored
 
 SAVE, RESTORE = "ckptstore.drills.marked:save", "ckptstore.drills.marked:restore"
-COLLECT = "ckptstore.drills.clocks:collect"
+COLLECT = "ckptstore.drills.collector:collect"
 MARKS = [1, 2, 3, 4]
 
 

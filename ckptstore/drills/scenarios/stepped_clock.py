@@ -6,7 +6,7 @@ from ckptstore.drills.place import Place, expect
 from ckptstore.drills.scenarios.whole import expect_kinds, expect_whole
 from ckptstore.drills.told import FINE, Gone
 
-SAVE, COLLECT = "ckptstore.drills.marked:save", "ckptstore.drills.clocks:collect"
+SAVE, COLLECT = "ckptstore.drills.marked:save", "ckptstore.drills.collector:collect"
 DAYS = (1.0, 0.0, -1.0)
 """Of the hosts that save, one after the other."""
 COLLECTORS_DAYS = (0.0, 1.0, -1.0)
