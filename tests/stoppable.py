@@ -8,6 +8,7 @@ import io
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -126,6 +127,7 @@ def _serve(pipe: Connection, plan: Plan, group: tuple[int, str, int, int] | None
         limit = dt.timedelta(seconds=30)
         meeting = dist.PrefixStore(name, dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit))
         dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world_size, timeout=limit)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a drill may have started this forkserver
     train(plan, pipe.send)
 
 

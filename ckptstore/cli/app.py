@@ -34,8 +34,15 @@ CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 """What all usage errors are. typer brings its own click or uses the installed one, depending on its version."""
 
 
+APPENDING = ("verify", "repair", "rollback", "restore", "pin", "unpin", "retire", "gc")
+"""What may append to the log."""
+
+
 class Door(TyperGroup):
     """The group of all commands. No traceback leaves it."""
+
+    _command = ""
+    """Which one was asked for."""
 
     def main(
         self,
@@ -61,7 +68,7 @@ class Door(TyperGroup):
         except CLICK_ERROR as usage:
             code, error = Exit.INPUT, _usage_document(usage)
         except typer.Abort:
-            code, error = Exit.STOPPED, _stopped_document()
+            code, error = Exit.STOPPED, _stopped_document(self._command)
         except Exception as fault:  # noqa: BLE001  (the last door: people get a message, never a traceback)
             code, error = Exit.INTERNAL, _internal_document(fault)
         if error is not None and "--json" in options:
@@ -78,6 +85,8 @@ class Door(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
             raise typer.Abort from interrupt
+        finally:
+            self._command = ctx.invoked_subcommand or ""
 
 
 def _usage_document(usage: Any) -> Document:
@@ -86,8 +95,13 @@ def _usage_document(usage: Any) -> Document:
     return {"error": "usage", "message": usage.format_message(), "hint": hint, "facts": {}}
 
 
-def _stopped_document() -> Document:
-    hint = access.pointed("Run `ckptstore log URL` to see whether something was appended.")
+def _stopped_document(command: str) -> Document:
+    if command == "drill":
+        hint = "The run was not touched. What may be left under drill/, the next drill removes."
+    elif command in APPENDING:
+        hint = access.pointed("Run `ckptstore log URL` to see whether something was appended.")
+    else:
+        hint = "Nothing was appended. Run it again."
     return {"error": "stopped", "message": "Stopped.", "hint": hint, "facts": {}}
 
 

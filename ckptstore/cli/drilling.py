@@ -59,8 +59,8 @@ def drill(  # noqa: PLR0913  (an option each)
     reshard tries whether a run may go on in another topology (dp, tp, pp, zero, fsdp), and prints the matrix entry that
     says so, with what was compared. With --matrix it is written into that file; what the matrix forbids it never opens.
 
-    It exits with 1 if something did not hold, with 6 if the store may not be written to at all or reshard cannot build
-    the topology, else with 0.
+    It exits with 1 if something did not hold, with 6 if the store may not be written to at all, torch cannot be
+    imported or reshard cannot build the topology, else with 0.
     """
     check_seconds(timeout=timeout)
     change = _change(name, saved, now, matrix)

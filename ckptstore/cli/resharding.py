@@ -11,10 +11,10 @@ from ckptstore.cli.render import print_note, print_text
 from ckptstore.clock import SystemClock
 from ckptstore.drills.degrees import Degrees, degrees_in
 from ckptstore.drills.place import NotApplicable
-from ckptstore.drills.runner import Report, check_installed
+from ckptstore.drills.runner import NO_TORCH, Report, check_installed
 from ckptstore.drills.scenarios.reshard import Change, reshard
 from ckptstore.drills.verdict import Drill
-from ckptstore.errors import InvalidInputError
+from ckptstore.errors import InvalidInputError, UnsupportedError
 from ckptstore.wholefile import write_whole
 
 NAME = "reshard"
@@ -47,10 +47,15 @@ def check_matrix(matrix: Path | None, change: Change) -> None:
 
     Raises:
         InvalidInputError: It forbids the change, or says something else of it.
-        UnsupportedError: What is needed is not installed.
+        UnsupportedError: What is needed is not installed, or torch cannot be imported.
     """
     check_installed()
-    from ckptstore.drills.evidence import check_open  # noqa: PLC0415  (it stands on torch)
+    try:
+        from ckptstore.drills.evidence import check_open  # noqa: PLC0415  (it stands on torch)
+    except Exception as error:
+        raise UnsupportedError(
+            f"Ranks cannot start: torch cannot be imported. {type(error).__name__}: {error}", hint=NO_TORCH
+        ) from error
 
     try:
         Degrees.read(change.saved), Degrees.read(change.now)

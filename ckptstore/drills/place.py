@@ -31,6 +31,10 @@ class NotApplicable(Exception):  # noqa: N818  (the same)
     """A drill means nothing here, or cannot be tried; the text says why."""
 
 
+class CannotStart(Exception):  # noqa: N818  (the same)
+    """No rank can be started on this machine, so no drill can be tried; the text says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The root of a run that does not exist yet. It may be pickled; the time limit and the ranks stay behind.

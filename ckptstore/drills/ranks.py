@@ -9,11 +9,14 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,7 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ckptstore.drills import worker
-from ckptstore.drills.place import DRILL_SECONDS, NotAsPromised, Place
+from ckptstore.drills.place import DRILL_SECONDS, CannotStart, NotAsPromised, Place
 
 PRELOADED = [
     "torch",
@@ -39,6 +42,7 @@ PRELOADED = [
 ]
 ENGINES = {"obstore": "via_obstore", "s3fs": "via_s3fs", "gcsfs": "via_gcsfs", "fsspec": "via_fsspec"}
 TAIL_BYTES = 2000
+IMPORT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +182,14 @@ class Ranks:
         return process, ours
 
     def _open_meeting(self) -> int:
-        _, pipe = self._start(worker.keep_meeting, self._log(-1))
         try:
+            _start_forkserver()
+            _, pipe = self._start(worker.keep_meeting, self._log(-1))
             if pipe.poll(self._place.left_seconds(DRILL_SECONDS)):
                 return int(pipe.recv())
         except (EOFError, OSError):
             pass
+        _check_torch()
         raise NotAsPromised("The ranks have nowhere to meet: no process could be started in time.")
 
     def _listen(self, rank: int, seconds: float) -> bool:
@@ -222,6 +228,31 @@ class Ranks:
 
     def _log(self, rank: int) -> str:
         return str(Path(self._folder.name) / f"rank{rank}")
+
+
+def _start_forkserver() -> None:
+    """Start it deaf to Ctrl-C, which a terminal sends to all: it would tell where in its imports it was."""
+    resource_tracker.ensure_running()  # else the forkserver does it, and that unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _check_torch() -> None:
+    """Check that torch can be imported at all.
+
+    Raises:
+        CannotStart: It cannot.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        ended = subprocess.run(
+            [sys.executable, "-c", "import torch"], check=False, capture_output=True, timeout=IMPORT_SECONDS
+        )
+        if ended.returncode:
+            why = ended.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2] or f"exit {ended.returncode}"
+            raise CannotStart(f"Ranks cannot start: torch cannot be imported. {why}")
 
 
 def _module_of(place: Place) -> str:

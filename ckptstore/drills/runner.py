@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptstore.clock import IdSource, SystemIds
-from ckptstore.drills.place import DRILL_SECONDS, IMPATIENT, NotApplicable, NotAsPromised, Place
+from ckptstore.drills.place import DRILL_SECONDS, IMPATIENT, CannotStart, NotApplicable, NotAsPromised, Place
 from ckptstore.drills.scratch import Scratch, abandoned
 from ckptstore.drills.verdict import Drill, Verdict
 from ckptstore.errors import CkptStoreError, InvalidInputError, UnsupportedError
@@ -19,6 +19,7 @@ from ckptstore.objectstore.wrappers.prefixed import PrefixedStore
 from ckptstore.protocol.capable import require_capable
 
 NEEDED = ("torch", "safetensors", "yaml")
+NO_TORCH = "Run: python -c 'import torch'; and install it anew."
 LAST_WORDS_SECONDS = 10.0
 """How long a drill that is out of time may take to notice that its ranks are dead."""
 
@@ -50,7 +51,7 @@ class Report:
         url: The root that they were run beside, without secrets.
         engine: What moved the bytes.
         verdicts: In the order in which they were run.
-        refusal: Why the store may not be written to at all.
+        refusal: Why the store may not be written to at all, or why no rank can start.
         scratch: Where they wrote.
         left_behind: Keys that are there still, because they could not be deleted or were to be kept.
         removed: What killed drills had left and is gone now.
@@ -141,6 +142,8 @@ def _run(  # noqa: PLR0913  (one half of `run_drills`)
             verdict = Verdict("not applicable", drill.not_on[scheme])
         else:
             verdict = _ended(drill, _place(f"{root.rstrip('/')}/{scratch.prefix}{drill.name}", conduct), conduct)
+            if verdict.status == "refused":  # as it would be in every other drill
+                refusal = UnsupportedError(verdict.seen, hint=NO_TORCH)
         verdicts[drill.name] = verdict
         watch(drill, verdict)
     return verdicts, refusal
@@ -170,6 +173,8 @@ def verdict_of(drill: Drill, place: Place) -> Verdict:
         return Verdict("passed", drill.run(place))
     except NotApplicable as reason:
         return Verdict("not applicable", str(reason))
+    except CannotStart as reason:
+        return Verdict("refused", str(reason))
     except NotAsPromised as broken:
         return Verdict("failed", str(broken))
     except CkptStoreError as error:

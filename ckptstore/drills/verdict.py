@@ -16,7 +16,7 @@ class Verdict:
     """How a drill ended.
 
     Args:
-        status: `refused`: the store may not be written to at all, so nothing was tried.
+        status: `refused`: the store may not be written to at all, or no rank can start here, so nothing was tried.
         seen: What was seen, or why nothing was.
         seconds: How long it took.
     """

@@ -106,11 +106,11 @@ def found(name: str) -> Callable[..., Any]:
 
 def serve(pipe: Connection, task: Task) -> None:
     """Do a task, and say `ended` with what came out, or `raised`."""
+    _be_quiet(task.log)
     import torch  # noqa: PLC0415  (see above)
     import torch.distributed as dist  # noqa: PLC0415  (the same)
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415  (the same)
 
-    _be_quiet(task.log)
     os.environ.clear()
     os.environ.update({**task.environment, "GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "timeout:1 attempts:1"})
     torch.set_num_threads(1)
@@ -134,9 +134,9 @@ def serve(pipe: Connection, task: Task) -> None:
 
 def keep_meeting(pipe: Connection, log: str) -> None:
     """Keep the store of a group, as a launcher does: it outlives every rank. Say its port."""
+    _be_quiet(log)
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415  (see above)
 
-    _be_quiet(log)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipe.send(store.port)
     try:

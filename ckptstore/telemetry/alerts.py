@@ -219,8 +219,7 @@ def _bucket(at: Thresholds) -> list[Alert]:
             "checkpoint_run_exists == 0",
             "critical",
             "There is no run at this root.",
-            "Nothing was ever saved there, or the URL that `ckptstore metrics` is given is wrong: no other alert can "
-            "fire.",
+            "Nothing was ever saved there, or `ckptstore metrics URL` is given a wrong one: no other alert can fire.",
             "ckptstore ls URL --all",
             at.for_seconds,
         ),

@@ -108,11 +108,7 @@ class Flow:
             self.seconds[phase] = time.perf_counter() - began
 
     def _verify(self) -> None:
-        """Let damage that was read twice be an error. What was read once may have been damaged on its way.
-
-        Raises:
-            IntegrityError: The checkpoint is damaged, or the log.
-        """
+        """Raise IntegrityError for damage that was read twice: what was read once may have been damaged on its way."""
         findings = self.store.verify(self.checkpoint, level=self.asked.level).findings
         if any(each.level == "chain" for each in findings):  # of which `verify` reads nothing twice
             again = {each.key for each in self.asked.open().verify(level="chain").findings}

@@ -285,6 +285,57 @@ def test_ctrl_c_ends_the_drill_and_nothing_is_left(url):
     assert contents(url) == {}
 
 
+def test_ctrl_c_in_a_terminal_reaches_all_processes_and_prints_no_traceback(url):
+    """The forkserver is still importing torch: that takes it a second or more."""
+    command = subprocess.Popen(
+        [*COMMAND, "killed-rank", url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        waits_until(lambda: any(b"multiprocessing.forkserver" in line for line in lines_of(command.pid)))
+        time.sleep(0.3)
+        os.killpg(command.pid, signal.SIGINT)
+        _, said = command.communicate(timeout=60)
+        waits_until(lambda: members(command.pid) == 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(command.pid, signal.SIGKILL)
+    assert command.returncode == 130
+    assert b"Traceback" not in said
+    assert said.splitlines() == [
+        b"error: Stopped.",
+        b"hint: The run was not touched. What may be left under drill/, the next drill removes.",
+    ]
+    assert contents(url) == {}
+
+
+def lines_of(group):
+    """Return the command lines of a group's processes."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(process.name)) == group:
+                yield (process / "cmdline").read_bytes()
+
+
+@pytest.mark.parametrize("error", ["RuntimeError", "ImportError"])
+@pytest.mark.parametrize("arguments", [["all"], ["reshard", "--from", "dp=2", "--to", "tp=2"]], ids=["all", "reshard"])
+def test_a_torch_that_cannot_be_imported_is_said_and_is_no_broken_promise(url, tmp_path, error, arguments):
+    (tmp_path / "torch.py").write_text(f"raise {error}('libcudart is gone')")
+    name, *more = arguments
+    ended = subprocess.run(
+        [*COMMAND, name, url, *more],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == 6, ended.stdout + ended.stderr
+    assert "Ranks cannot start: torch cannot be imported." in " ".join(ended.stderr.split())
+    assert "libcudart is gone" in ended.stderr
+    assert "NOT as promised" not in ended.stdout
+    assert contents(url) == {}
+
+
 def test_a_drill_that_is_killed_takes_its_ranks_along_and_the_next_one_clears_up(url):
     with under_way(url) as command:
         os.kill(command.pid, signal.SIGKILL)
