@@ -93,7 +93,7 @@ def retire(log: RunLog, seqs: Iterable[int], *, reason: str) -> list[int]:
             would be left; or one is no kept checkpoint, the reason is too long, or they are too many.
         CommitUnknownError: Whether they are retired is not known; ask again. See `RunLog.append` for the rest.
 
-    If killed: all of them are retired or none. Nothing is deleted.
+    If killed: all of them are retired or none. Nothing is deleted but the copies of their commits, which are hints.
     """
     wanted = sorted(set(seqs))
     if len(wanted) > SEQS_AT_ONCE:  # all or none: of several records some could be written
@@ -118,7 +118,13 @@ def retire(log: RunLog, seqs: Iterable[int], *, reason: str) -> list[int]:
 
 
 def retire_by(
-    log: RunLog, keep: Keep, *, shown: Sequence[int] | None = None, reason: str = "", term: int | None = None
+    log: RunLog,
+    keep: Keep,
+    *,
+    shown: Sequence[int] | None = None,
+    reason: str = "",
+    term: int | None = None,
+    go_on: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """Retire what a policy lets go of; return which.
 
@@ -128,13 +134,14 @@ def retire_by(
         shown: Nothing but these, by seq, which somebody has agreed to (I17); None: all.
         reason: Why; by default the policy itself.
         term: Of a trainer, which may not retire after a newer one has claimed the run.
+        go_on: Called before the copy of a commit is deleted. What it raises ends this; what is retired stays retired.
 
     Raises:
         ConflictError: The policy keeps some of what was shown by now.
         FencedError: A newer incarnation has claimed the run.
         CommitUnknownError: Whether they are retired is not known; ask again. See `RunLog.append` for the rest.
 
-    If killed: all of them are retired or none, of each thousand. Nothing is deleted.
+    If killed: all of them are retired or none, of each thousand. Nothing is deleted but the copies of their commits.
     """
 
     def decide(fold: Fold) -> Retire | None:
@@ -145,9 +152,9 @@ def retire_by(
 
     log.refresh()
     if shown is not None:
-        return _without_copies(log, _retire_as_shown(log, shown, keep, reason))
+        return _without_copies(log, _retire_as_shown(log, shown, keep, reason), go_on)
     retired: list[int] = []
-    while some := _without_copies(log, _retired(log, decide)):
+    while some := _without_copies(log, _retired(log, decide), go_on):
         retired += some
     return retired
 
@@ -244,7 +251,7 @@ def _retired(log: RunLog, decide: Callable[[Fold], Retire | None]) -> list[int]:
     return list(seqs)
 
 
-def _without_copies(log: RunLog, seqs: list[int]) -> list[int]:
+def _without_copies(log: RunLog, seqs: list[int], go_on: Callable[[], None] = lambda: None) -> list[int]:
     """Delete the copies of their commits, best effort: a log that is rebuilt from copies leaves them out.
 
     They are hints (I10), so nobody needs a grace. Who may not delete leaves them to whoever collects.
@@ -253,6 +260,7 @@ def _without_copies(log: RunLog, seqs: list[int]) -> list[int]:
     with suppress(CkptStoreError):
         for seq in seqs:
             if seq in retired and (stem := Stem.parse(retired[seq])) is not None:
+                go_on()
                 log.store.delete(stem.committed_key)
     return seqs
 

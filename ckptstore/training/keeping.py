@@ -156,7 +156,7 @@ class Keeping:
         committed = log.refresh().commits.get(seq)
         if committed is None:  # somebody went back before it, and let it go
             return
-        retire_by(log, self._keep, term=committed.commit.term)
+        retire_by(log, self._keep, term=committed.commit.term, go_on=lambda: self._go_on(()))
         if not self._may_delete or not log.fold.retired:
             return
         now = log.store.head(slot_key(log.fold.end - 1)).modified  # it was written just now: the store's time, or less
