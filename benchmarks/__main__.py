@@ -35,10 +35,10 @@ def main(arguments: list[str]) -> int:
         return 2
     name, *rest = arguments
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as training sets it with several ranks on a machine
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what was written is removed
     code: int = importlib.import_module(f"benchmarks.{name}").main(rest)
     return code
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what was written is removed
     sys.exit(main(sys.argv[1:]))
