@@ -17,7 +17,7 @@ from ckptstore.format.records import Collected, Retire
 from ckptstore.maintenance import collect, collect_plan, retention
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.port import PutMode
-from ckptstore.protocol import attempt, claim, commit, fold, log
+from ckptstore.protocol import attempt, claim, commit, fold, log, verify_data
 from ckptstore.protocol.fold import Fold
 from ckptstore.protocol.log import Outcome, RunLog
 from ckptstore.testing.enumeration import enumerations
@@ -236,6 +236,11 @@ def foreign_deleted(patch: Patch) -> None:
     patch(collect, "_delete", delete)
 
 
+def sizes_are_enough(patch: Patch) -> None:
+    """A verification of every byte believes the sizes."""
+    patch(verify_data, "verify_shards", lambda *_, **__: {})
+
+
 @dataclass(frozen=True, slots=True)
 class Weakened:
     """A weakened protocol, and who must catch it.
@@ -305,5 +310,6 @@ WEAKENED = (
     Weakened(gone_before_deleted, "I8"),
     Weakened(another_plan_applied, "I17"),
     Weakened(foreign_deleted, "I8"),
+    Weakened(sizes_are_enough, "I13"),
 )
 """All of them. A protocol that two catch stands here twice."""
