@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.clock import SystemClock, SystemIds
@@ -59,14 +60,9 @@ class CheckpointStore(Retiring):
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
         transfer = transfer or TransferOptions()
-
-        def opened() -> ObjectStore:
-            return open_store(url, engine=engine, storage_options=storage_options, transfer=transfer)
-
-        run = RunLog.open(
-            opened(), clock=SystemClock(), ids=SystemIds(), options=log or LogOptions(), observer=observer
-        )
-        return cls(run, transfer, again=opened)
+        again = partial(open_store, url, engine=engine, storage_options=storage_options, transfer=transfer)
+        run = RunLog.open(again(), clock=SystemClock(), ids=SystemIds(), options=log or LogOptions(), observer=observer)
+        return cls(run, transfer, again=again)
 
     @staticmethod
     def readable_records(

@@ -67,12 +67,11 @@ def opened_as(monkeypatch, kind, turns):
     monkeypatch.setattr(store, "open_store", lambda *given, **named: kind(open_store(*given, **named), turns))
 
 
-@pytest.mark.parametrize(("omissions", "step"), [([True], 3), ([True, True], 2)], ids=["once", "twice"])
-def test_what_one_reading_alone_found_missing_is_loaded(url, monkeypatch, omissions, step):
+@pytest.mark.parametrize("omissions", [[True], [True, True]], ids=["once", "twice"])
+def test_what_listings_alone_leave_out_is_loaded(url, monkeypatch, omissions):
     opened_as(monkeypatch, Lists, omissions)
     report = resume(Tiny().state, url)
-    assert report.global_step == step
-    assert [each.global_step for each in report.passed_over] == [3] * (step == 2)
+    assert (report.global_step, report.passed_over) == (3, ())
 
 
 def test_a_log_that_one_reading_alone_found_damaged_is_gone_on_from(url, monkeypatch):
