@@ -21,4 +21,5 @@ def collect(voice: Voice, place: Place, *, last: int, grace_seconds: float = 0.0
     plan = opened.plan_collection(keep=keep, grace_seconds=grace_seconds)
     report = opened.collect(digest=plan.digest, keep=keep, grace_seconds=grace_seconds)
     failed = [f"{key}: {error.message}" for key, error in report.failed.items()]
-    return Gone([names[seq] for seq in report.retired], len(report.deleted), failed)
+    needed = [each for each in report.deleted if not each.key.endswith("/COMMITTED")]  # a hint, which needs no grace
+    return Gone([names[seq] for seq in report.retired], len(needed), failed)
