@@ -128,7 +128,8 @@ def _in_doubt(log: RunLog, incarnation: Incarnation, attempt: Attempt) -> Iterat
 
 def _ask_the_log(log: RunLog, incarnation: Incarnation, attempt: Attempt) -> None:
     """Raise what the log says, if it says no by now: then the data may have been collected since (I7)."""
-    fold = advance(log.store, log.fold, log.clock)  # a look: what the append meets itself, it writes the hint of
+    # A look: what the append meets itself, it writes the hint of.
+    fold = advance(log.store, log.fold, log.clock, signing=log.options.signing)
     if _standing(fold, str(attempt.stem)) is None:
         nothing = attempt.record(shards=ShardTotals(0, 0), parts=(), documents=None, software={})
         decide_commit(fold, incarnation, nothing)

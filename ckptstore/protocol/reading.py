@@ -59,7 +59,7 @@ def get_if_there(store: ObjectStore, key: str, *, max_bytes: int) -> bytes | Non
         return None
 
 
-def open_fold(store: ObjectStore, clock: Clock, *, signing: Signing | None = None) -> Opened:
+def open_fold(store: ObjectStore, clock: Clock, *, signing: Signing | None) -> Opened:
     """Read the whole log of the run in `store`, with as few requests as its hints allow.
 
     Raises:
@@ -113,9 +113,7 @@ def read_run(store: ObjectStore, body: bytes) -> RunFile:
         raise
 
 
-def advance(
-    store: ObjectStore, fold: Fold, clock: Clock, *, known_end: int = 0, signing: Signing | None = None
-) -> Fold:
+def advance(store: ObjectStore, fold: Fold, clock: Clock, *, known_end: int = 0, signing: Signing | None) -> Fold:
     """Return `fold` with the records that stand above it.
 
     Args:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from run_samples import Job, a_run, body_of, carried, opened
+from run_samples import Job, a_run, append_raw, body_of, carried, opened
+from signing_samples import TRAINER, TRUSTED
 
 from ckptstore.errors import (
     CommitUnknownError,
@@ -29,6 +30,7 @@ from ckptstore.protocol.attempt import MAX_DESCRIPTION_BYTES, Description, begin
 from ckptstore.protocol.commit import commit
 from ckptstore.protocol.log import RunLog
 from ckptstore.protocol.parts import load_parts
+from ckptstore.signing import Signing
 from ckptstore.testing import simulated
 from ckptstore.testing.faults import Fault, FaultyStore
 
@@ -418,17 +420,26 @@ def test_an_attempt_of_unknown_outcome_may_be_committed_again(landed):
     assert len(opened(store).checkpoints()) == 2
 
 
-@pytest.mark.parametrize("refusal", [Fault.REFUSED, Fault.DENIED])
-def test_an_attempt_of_unknown_outcome_that_is_refused_when_it_is_committed_again_stays_unknown(refusal):
-    """I5: the first request may still land."""
+def in_doubt(*, signing=None):
+    """Return a job, its store, an attempt whose commit is under way and nobody knows of it, and what ends the silence.
+
+    The attempt's name is `b`; `a` is committed.
+    """
     how = []
     store = FaultyStore(MemoryStore(), silent_after_put(how))
-    job = Job(store, options=LogOptions(deadline_seconds=5))
+    job = Job(store, options=LogOptions(deadline_seconds=5, signing=signing))
     job.save("a")
     attempt, shards = begun(job, "b")
     how.append(Fault.LATE)
     with pytest.raises(CommitUnknownError):
         commit(job.log, job.incarnation, attempt, shards)
+    return job, store, (attempt, shards), how.clear
+
+
+@pytest.mark.parametrize("refusal", [Fault.REFUSED, Fault.DENIED])
+def test_an_attempt_of_unknown_outcome_that_is_refused_when_it_is_committed_again_stays_unknown(refusal):
+    """I5: the first request may still land."""
+    job, store, (attempt, shards), _ = in_doubt()
     refused = FaultyStore(store.inner, lambda call: refusal if call.creates and call.key.startswith("log/") else None)
     job.log.store, incarnation = refused, carried(job.incarnation)
     with pytest.raises(CommitUnknownError, match="may still land") as caught:
@@ -440,15 +451,8 @@ def test_an_attempt_of_unknown_outcome_that_is_refused_when_it_is_committed_agai
 
 def test_an_attempt_of_unknown_outcome_that_was_collected_since_is_superseded():
     """I7: its data are gone, and the log says why."""
-    how = []
-    store = FaultyStore(MemoryStore(), silent_after_put(how))
-    job = Job(store, options=LogOptions(deadline_seconds=5))
-    job.save("a")
-    attempt, shards = begun(job, "b")
-    how.append(Fault.LATE)
-    with pytest.raises(CommitUnknownError):
-        commit(job.log, job.incarnation, attempt, shards)
-    how.clear()
+    job, store, (attempt, shards), answer = in_doubt()
+    answer()
     job.save("c")
     for info in list(store.inner.list("data/")):
         if str(attempt.stem) in info.key:
@@ -456,6 +460,15 @@ def test_an_attempt_of_unknown_outcome_that_was_collected_since_is_superseded():
     with pytest.raises(SupersededError):
         commit(job.log, job.incarnation, attempt, shards)
     assert [each.commit.checkpoint_id for each in opened(store).checkpoints()] == ["a", "c"]
+
+
+def test_a_forged_claim_does_not_decide_an_attempt_of_unknown_outcome_where_signatures_are_required():
+    job, store, (attempt, shards), answer = in_doubt(signing=Signing(key=TRAINER, trusted=TRUSTED))
+    answer()
+    append_raw(store.inner, kind="CLAIM", term=9, incarnation="f" * 32, job="stranger", host="h")
+    with pytest.raises(CommitUnknownError, match="is not signed"):
+        commit(job.log, job.incarnation, attempt, shards)
+    assert not job.incarnation.fenced
 
 
 def test_an_attempt_below_a_committed_one_is_superseded():
