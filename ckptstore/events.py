@@ -11,6 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+OTHER = "other"
+"""Where an event has an error's code: what is no error of ours."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -9,10 +9,18 @@ from collections.abc import Iterator
 
 from ckptstore.clock import SystemClock
 from ckptstore.errors import CkptStoreError, IntegrityError
-from ckptstore.events import DamageFound, Observer, Phase, PhaseEnded, RestoreFailed, SaveBegan, SaveEnded, silent, tell
-
-OTHER = "other"
-"""The code of what is no error of ours."""
+from ckptstore.events import (
+    OTHER,
+    DamageFound,
+    Observer,
+    Phase,
+    PhaseEnded,
+    RestoreFailed,
+    SaveBegan,
+    SaveEnded,
+    silent,
+    tell,
+)
 
 _CLOCK = SystemClock()
 _numbers = itertools.count(1)

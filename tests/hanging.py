@@ -6,7 +6,7 @@ from stoppable import Tiny
 
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
-from ckptstore.training import Checkpointer, Keep, keeping
+from ckptstore.training import Checkpointer, Keep, asked, keeping
 
 
 class HangsInDelete(ForwardingStore):
@@ -24,7 +24,7 @@ class HangsInDelete(ForwardingStore):
 def train_where_deletions_hang(root):
     """Train a little, where nothing that is deleted is ever gone."""
     keeping.LAST_SECONDS = 0.5
-    keeping.open_root = lambda url, **_: HangsInDelete(open_store(url), threading.Event())
+    asked.open_root = lambda url, **_: HangsInDelete(open_store(url), threading.Event())
     tiny = Tiny()
     options = {"keep": Keep(last=2), "keep_grace_seconds": 0, "background": False, "proof_steps": 0}
     with Checkpointer(root, tiny.state, **options) as checkpointer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from torch.distributed.tensor import DTensor, Shard
 import storage_writers as sw
 from ckptstore.drills.place import IMPATIENT, Place
 from ckptstore.drills.stops import Stop
+from ckptstore.drills.told import ended
 from ckptstore.drills.worker import Voice
-from ckptstore.errors import CkptStoreError
 from ckptstore.events import Event
 from ckptstore.objectstore.wrappers.tapped import Act, Call, TappedStore
 from ckptstore.options import RetryOptions, TransferOptions
@@ -99,13 +98,13 @@ def save_into_silence(voice: Voice, place: Place, *, silent_rank: int) -> dict[s
     silence.set()
     voice.say("silence")
     first = begin(2)
-    beside = _kind_of(lambda: begin(3))
-    ended = [_timed(lambda: end(first)), _timed(lambda: end(begin(4)))]
+    beside = ended(lambda: begin(3))
+    late = [ended(lambda: end(first)), ended(lambda: end(begin(4)))]
     hung = sum(thread.name == "ckptstore-upload" for thread in threading.enumerate())
     silence.clear()
     loud.set()
-    last = _kind_of(lambda: end(begin(5)))
-    return {"beside": beside, "ended": ended, "limit": limit, "hung": hung, "last": last}
+    last = ended(lambda: end(begin(5)))
+    return {"beside": beside, "ended": late, "limit": limit, "hung": hung, "last": last}
 
 
 def longest(seconds: float) -> float:
@@ -113,20 +112,6 @@ def longest(seconds: float) -> float:
     whole = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(whole, op=dist.ReduceOp.MAX)
     return float(whole)
-
-
-def _timed(act: Callable[[], object]) -> tuple[str, float]:
-    began = time.monotonic()
-    return _kind_of(act), time.monotonic() - began
-
-
-def _kind_of(act: Callable[[], object]) -> str:
-    """Return the name of what an act raises, or `fine`."""
-    try:
-        act()
-    except (CkptStoreError, TimeoutError) as error:
-        return type(error).__name__
-    return "fine"
 
 
 def _stop(voice: Voice) -> None:

@@ -38,6 +38,8 @@ def ended(act: Callable[[], object]) -> Ended:
         act()
     except CkptStoreError as error:
         return Ended(type(error).__name__, error.message, error.hint, time.monotonic() - began)
+    except TimeoutError as error:  # of a future
+        return Ended(type(error).__name__, str(error), seconds=time.monotonic() - began)
     return Ended(FINE, seconds=time.monotonic() - began)
 
 

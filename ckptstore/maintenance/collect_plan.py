@@ -289,10 +289,8 @@ class _Sorted:
         elif not is_orphan(self._fold, stem):  # I7
             return
         elif stem.committed_key in {info.key for info in infos} and not self._is_vouched_for(stem):
-            is_ripe, why = (
-                False,
-                "it holds a COMMITTED copy of no record here: of another run, or of a log that was lost",
-            )
+            is_ripe = False
+            why = "it holds a COMMITTED copy of no record here: of another run, or of a log that was lost"
         else:
             is_ripe, why = self._ripe.stored(infos), "it can never commit"
         if is_ripe:

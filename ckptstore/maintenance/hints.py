@@ -13,9 +13,10 @@ from ckptstore.format.layout import LATEST_KEY, state_key
 from ckptstore.format.records import FOLD_EVERY, MAX_HINT_BYTES, MAX_RECORD_BYTES, decode_latest, encode_latest
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.protocol.commit import latest_hint
-from ckptstore.protocol.fold import Committed, Fold, apply_to_own
+from ckptstore.protocol.fold import Committed, Fold
 from ckptstore.protocol.log import Entry, RunLog
 from ckptstore.protocol.snapshot import MAX_STATE_BYTES
+from ckptstore.protocol.verify import fold_below
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,7 @@ def _stale_state(log: RunLog, fold: Fold) -> Iterator[Hint]:
     key = state_key(seq)
     why = _why_not(log.store, key, MAX_STATE_BYTES, partial(_has_blake3, right))
     if why:
-        below = Fold(run=fold.run, run_blake3=fold.run_blake3, last=fold.run_blake3)
-        for entry in log.records(end=seq):
-            below = apply_to_own(below, entry.envelope, entry.record, entry.blake3)
-        body = below.encode()
+        body = fold_below(log, seq).encode()
         if len(body) <= MAX_STATE_BYTES:  # else nobody would read it
             yield Hint(key, why, body)
 

@@ -15,9 +15,9 @@ from ckptstore.maintenance.scrub import Scrub
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.catalog import Catalog
-from ckptstore.protocol.fold import Committed, Fold, apply_to_own
+from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import Entry, RunLog
-from ckptstore.protocol.verify import Progress, Verdict, unwatched
+from ckptstore.protocol.verify import Progress, Verdict, folded, unwatched
 from ckptstore.protocol.verify_data import verify_data
 
 
@@ -170,10 +170,7 @@ class Repair:
 
     def _valid_records(self) -> Iterator[Entry]:
         """Yield the records that counted at their slots. Which did, a snapshot does not say: all are folded."""
-        known = self._log.fold
-        fold = Fold(run=known.run, run_blake3=known.run_blake3, last=known.run_blake3)
-        for entry in self._log.records(end=known.end):
-            fold = apply_to_own(fold, entry.envelope, entry.record, entry.blake3)
+        for entry, fold in folded(self._log, end=self._log.fold.end):
             if not fold.ignored or fold.ignored[-1].seq != entry.seq:
                 yield entry
 

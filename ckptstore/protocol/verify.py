@@ -26,6 +26,8 @@ __all__ = [
     "Progress",
     "Verdict",
     "check_chain",
+    "fold_below",
+    "folded",
     "readable_records",
     "unwatched",
     "verify",
@@ -132,16 +134,39 @@ def check_chain(log: RunLog) -> None:
     """
     known = log.fold
     _check_run(log.store, known)
-    fold = Fold(run=known.run, run_blake3=known.run_blake3, last=known.run_blake3)
-    for entry in log.records(end=known.end):  # another thread may append meanwhile
-        fold = apply_to_own(fold, entry.envelope, entry.record, entry.blake3)
-    if fold.encode() != known.encode():
+    if fold_below(log, known.end).encode() != known.encode():  # another thread may append meanwhile
         raise IntegrityError(
             "The log's records say something else together than the open log: a hint was believed, or slots changed.",
             hint="Open the run again.",
             key=RUN_KEY,
         )
     known.whole()
+
+
+def folded(log: RunLog, *, end: int) -> Iterator[tuple[Entry, Fold]]:
+    """Yield every record below slot `end`, read without hints, with the fold of all up to it: good until the next.
+
+    Raises:
+        IntegrityError: One is damaged or missing, or does not link.
+        CkptStoreError: The store could not be read.
+    """
+    fold = _begun(log.fold)
+    for entry in log.records(end=end):
+        fold = apply_to_own(fold, entry.envelope, entry.record, entry.blake3)
+        yield entry, fold
+
+
+def fold_below(log: RunLog, end: int) -> Fold:
+    """Return the fold of all records below slot `end`, read without hints. See `folded`."""
+    found = _begun(log.fold)
+    for _, fold in folded(log, end=end):
+        found = fold
+    return found
+
+
+def _begun(fold: Fold) -> Fold:
+    """Return the fold below slot 0 of the same run."""
+    return Fold(run=fold.run, run_blake3=fold.run_blake3, last=fold.run_blake3)
 
 
 def _check_run(store: ObjectStore, known: Fold) -> None:

@@ -6,11 +6,12 @@ import itertools
 import os
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ckptstore.clock import Clock, SystemClock
 from ckptstore.errors import CkptStoreError, InvalidInputError
 from ckptstore.events import (
+    OTHER,
     AttemptBegan,
     Claimed,
     Committed,
@@ -18,6 +19,7 @@ from ckptstore.events import (
     Event,
     KeepFailed,
     Loaded,
+    Phase,
     PhaseEnded,
     Point,
     ProofEnded,
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 """Bounds of the histograms' buckets."""
-OTHER = "other"
 VERDICTS = ("proved", "differs", "no_trace", "too_few_steps")
 _COUNTED: dict[type[Event], str] = {
     SaveSkipped: "checkpoint_saves_skipped_total",
@@ -55,7 +56,6 @@ _COUNTED: dict[type[Event], str] = {
 MAX_PORT = 65535
 LOGS = 64
 """Of so many runs it is remembered how they stand, until it is known which of them this process writes."""
-PHASES = ("stage", "plan", "upload", "gather", "verify", "commit")
 
 
 class Metrics:
@@ -112,7 +112,7 @@ class Metrics:
     def _from_zero(self) -> None:
         """Let every series be there from the start: what appears with 1 has not increased, to Prometheus."""
         codes = sorted({CkptStoreError.code, OTHER, *_codes(CkptStoreError)})
-        values = {"reason": codes, "verdict": VERDICTS, "phase": PHASES}
+        values = {"reason": codes, "verdict": VERDICTS, "phase": get_args(Phase)}
         for name, made in self._made.items():
             for each in itertools.product(*(values[label] for label in METRICS[name].labels)):
                 made.labels(self._run, *each)

@@ -36,7 +36,6 @@ from ckptstore.units import MIB
 AGED_SAVES = 67
 MAX_STEPS = 700
 STEP_SECONDS = 0.05
-CALM_SAVES = 2
 FOREIGN = ("data/0/notes.txt", "data/0/step-1.t0001.a0001.x/rank-00000.safetensors", "data/f/rank-00015.safetensors")
 """Keys that no writer spells: nobody may delete them."""
 HASTE = (0.01, 0.03, 0.1)

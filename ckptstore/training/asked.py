@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from ckptstore import Checkpoint, CheckpointStore, LogOptions, TransferOptions
 from ckptstore.events import Observer, silent
+from ckptstore.objectstore.port import ObjectStore
 from ckptstore.protocol.verify import Level
 from ckptstore.training.compat import Matrix
+from storage_writers.roots import open_root
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,10 @@ class Asked:
     def is_one(self) -> bool:
         """Whether one checkpoint is meant, and no other will do."""
         return (self.checkpoint_id, self.step, self.seq) != (None, None, None)
+
+    def root(self) -> ObjectStore:
+        """Open the store at the run's root."""
+        return open_root(self.url, engine=self.engine, storage_options=self.storage_options, transfer=self.transfer)
 
     def open(self) -> CheckpointStore:
         """Open the run."""

@@ -6,7 +6,6 @@ from ckptstore.protocol.claim import Incarnation, Takeover
 from ckptstore.protocol.log import RunLog
 from ckptstore.training.asked import Asked
 from storage_writers.incarnations import claim_at, reigning_at
-from storage_writers.roots import open_root
 
 
 def claim(asked: Asked, *, job: str | None, takeover: Takeover) -> None:
@@ -17,12 +16,10 @@ def claim(asked: Asked, *, job: str | None, takeover: Takeover) -> None:
 
     If killed: perhaps a run without a checkpoint, perhaps a claim. If it stands, everybody older is fenced.
     """
-    store = open_root(asked.url, engine=asked.engine, storage_options=asked.storage_options, transfer=asked.transfer)
-    log = RunLog.create(store, options=asked.log, observer=asked.observer)
+    log = RunLog.create(asked.root(), options=asked.log, observer=asked.observer)
     claim_at(log, job=job, takeover=takeover)
 
 
 def incarnation_at(asked: Asked) -> Incarnation | None:
     """Return as what this process saves to the run; None if that is not decided yet."""
-    store = open_root(asked.url, engine=asked.engine, storage_options=asked.storage_options)
-    return reigning_at(store.url)
+    return reigning_at(asked.root().url)

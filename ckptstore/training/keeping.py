@@ -23,7 +23,6 @@ from ckptstore.training.asked import Asked
 from ckptstore.training.claims import incarnation_at
 from ckptstore.training.holding import Held, Holding
 from ckptstore.training.meeting import Meeting
-from storage_writers.roots import open_root
 
 LAST_SECONDS = 30.0
 """How long the end of a run waits for what is being retired and deleted."""
@@ -136,7 +135,7 @@ class Keeping:
                     return
             try:
                 self._holding.release()
-                self._holding.sweep(self._log().refresh(), held)
+                self._holding.sweep(self._run().refresh(), held)
                 self._apply(seq)
             except FencedError as error:  # this round is over; the next commit may be of a newer term
                 self._tell_fenced(error)
@@ -152,7 +151,7 @@ class Keeping:
         """
         if self._keep is None:
             return
-        log = self._log()
+        log = self._run()
         committed = log.refresh().commits.get(seq)
         if committed is None:  # somebody went back before it, and let it go
             return
@@ -181,18 +180,16 @@ class Keeping:
     def _tell_fenced(self, error: FencedError) -> None:
         """Tell, once, that another job reigns; this process's own newer incarnation is nothing to be told of."""
         own = incarnation_at(self._asked)
-        is_own = own is not None and reigns(self._log().fold, own)
+        is_own = own is not None and reigns(self._run().fold, own)
         if not is_own and self._fenced_by != error.message:
             self._fenced_by = error.message
             self._tell(error.message)
 
-    def _log(self) -> RunLog:
+    def _run(self) -> RunLog:
+        """Return the run's log, opened once."""
         if self._opened is None:
             asked = self._asked
-            store = open_root(
-                asked.url, engine=asked.engine, storage_options=asked.storage_options, transfer=asked.transfer
-            )
-            self._opened = RunLog.open(store, clock=self._clock, options=asked.log, observer=self._observer)
+            self._opened = RunLog.open(asked.root(), clock=self._clock, options=asked.log, observer=self._observer)
         return self._opened
 
     def _tell(self, reason: str) -> None:

@@ -14,7 +14,6 @@ from ckptstore.training.meeting import Meeting
 from ckptstore.training.report import PassedOver, ResumeReport
 from ckptstore.training.state import TrainingState
 from ckptstore.training.told import consumed
-from storage_writers.roots import open_root
 from storage_writers.telling import tell_restore_failed, telling_failed_restore
 
 
@@ -185,8 +184,5 @@ def go_back(asked: Asked, report: ResumeReport, meeting: Meeting) -> None:
         seqs = store.rollback(f"{report.checkpoint_id}@{report.seq}", note="The training went back before it.")
         return tuple(f"{store.get(seq=seq).checkpoint_id}@{seq}" for seq in seqs)
 
-    def begin_incarnation() -> None:
-        sw.begin_incarnation(open_root(asked.url, engine=asked.engine, storage_options=asked.storage_options))
-
     report.set_aside = meeting.led("go back", set_aside_above)
-    meeting.all_do("incarnation", begin_incarnation)
+    meeting.all_do("incarnation", lambda: sw.begin_incarnation(asked.root()))

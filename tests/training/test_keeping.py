@@ -145,7 +145,7 @@ def test_where_the_job_may_not_delete_it_says_once_who_is_to_do_it(url, monkeypa
     def limited(url, **named):
         return Denies(open_store(url), "delete")
 
-    monkeypatch.setattr(keeping, "open_root", limited)
+    monkeypatch.setattr(asking, "open_root", limited)
     with caplog.at_level(logging.WARNING, "ckptstore.training"):
         events = trained(url, [1.0] * 6, keep=Keep(last=2), keep_grace_seconds=0)
     assert steps(url) == [6, 5]  # retired is retired
@@ -164,7 +164,7 @@ def test_a_store_that_hangs_holds_up_neither_the_training_nor_its_end(url, monke
         gate.wait(30)
         return open_store(given[0])
 
-    monkeypatch.setattr(keeping, "open_root", slow)
+    monkeypatch.setattr(asking, "open_root", slow)
     events = trained(url, [1.0] * 6, keep=Keep(last=2))
     assert steps(url) == [6, 5, 4, 3, 2, 1]
     assert [event.reason for event in events if isinstance(event, KeepFailed)] == [
@@ -314,7 +314,7 @@ def test_a_store_whose_deletions_hang_does_not_hold_up_the_end_of_the_process(tm
 def test_nothing_more_is_deleted_once_the_job_has_ended(url, monkeypatch):
     hangs = threading.Event()
     monkeypatch.setattr(keeping, "LAST_SECONDS", 0.1)
-    monkeypatch.setattr(keeping, "open_root", lambda url, **_: HangsInDelete(open_store(url), hangs))
+    monkeypatch.setattr(asking, "open_root", lambda url, **_: HangsInDelete(open_store(url), hangs))
     trained(url, [1.0] * 4, keep=Keep(last=2), keep_grace_seconds=0)
     thread = next(each for each in threading.enumerate() if each.name == "ckptstore-keep")
     before = len(list(open_store(url).list("data/")))

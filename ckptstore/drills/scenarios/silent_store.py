@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckptstore.drills.place import Place, expect
 from ckptstore.drills.scenarios.runs import WORLD
+from ckptstore.drills.told import FINE
 
 SAVE = "ckptstore.drills.saves:save_into_silence"
 LATE_SECONDS = 8.0
@@ -16,15 +17,16 @@ def silent_store(place: Place) -> str:
     with place.ranks(WORLD, SAVE, silent_rank=1) as ranks:
         told = ranks.results()
     for rank, each in enumerate(told):
-        expect(each["beside"] == "BusyError", f"Rank {rank}: a save beside one that hangs ended as {each['beside']}.")
-        for kind, seconds in each["ended"]:
+        expect(each["beside"].kind == "BusyError", f"Rank {rank}: a save beside the one that hangs: {each['beside']}.")
+        for late in each["ended"]:
             expect(
-                kind == "StalledError" and seconds < each["limit"] + LATE_SECONDS,
-                f"Rank {rank}: a save that hangs ended as {kind} after {seconds:.1f} s, allowed {each['limit']:.1f}.",
+                late.kind == "StalledError" and late.seconds < each["limit"] + LATE_SECONDS,
+                f"Rank {rank}: a save that hangs ended as {late} after {late.seconds:.1f} s, "
+                f"allowed {each['limit']:.1f}.",
             )
         expect(each["hung"] <= MOST_HUNG, f"Rank {rank}: {each['hung']} uploads hang.")
-        expect(each["last"] == "fine", f"Rank {rank}: once the store answered again, a save ended as {each['last']}.")
+        expect(each["last"].kind == FINE, f"Rank {rank}: once the store answered, a save ended: {each['last']}.")
     found = [checkpoint.checkpoint_id for checkpoint in place.opened().checkpoints()]
     expect(found == ["step-5", "step-1"], f"Committed are {found}, not step-5 and step-1.")
-    longest = max(seconds for each in told for _, seconds in each["ended"])
+    longest = max(late.seconds for each in told for late in each["ended"])
     return f"A save beside the one that hung was refused; each failed within {longest:.1f} s; then one was committed."

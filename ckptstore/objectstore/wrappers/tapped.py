@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload, PutMode, Upload
+from ckptstore.objectstore.wrappers.forwarding import ForwardingStore, ForwardingUpload
 
 Act = Callable[[], Any]
 _T = TypeVar("_T")
@@ -42,7 +42,7 @@ class Call:
 Tap = Callable[[Call, Act], Any]
 
 
-class TappedStore:
+class TappedStore(ForwardingStore):
     """Passes each call to `tap` together with the act itself; what `tap` returns or raises is the call's result.
 
     Args:
@@ -51,24 +51,10 @@ class TappedStore:
     """
 
     def __init__(self, inner: ObjectStore, tap: Tap) -> None:
+        super().__init__(inner)
         self.inner, self.tap = inner, tap
         self.calls: list[Call] = []
         self._lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        """The inner store's."""
-        return self.inner.url
-
-    @property
-    def engine(self) -> str:
-        """The inner store's."""
-        return self.inner.engine
-
-    @property
-    def endpoint(self) -> str | None:
-        """The inner store's."""
-        return self.inner.endpoint
 
     def put(self, key: str, body: bytes, *, mode: PutMode = PutMode.OVERWRITE) -> ObjectInfo:
         """See `ObjectStore.put`."""
@@ -115,11 +101,12 @@ class TappedStore:
         return result
 
 
-class TappedUpload:
+class TappedUpload(ForwardingUpload):
     """An upload each call of which goes through the tap."""
 
     def __init__(self, store: TappedStore, key: str, inner: Upload) -> None:
-        self._store, self._key, self._inner = store, key, inner
+        super().__init__(inner)
+        self._store, self._key = store, key
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """See `Upload.write`."""
@@ -132,11 +119,3 @@ class TappedUpload:
     def abort(self) -> None:
         """See `Upload.abort`."""
         self._store.pass_on("abort", self._key, self._inner.abort)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
