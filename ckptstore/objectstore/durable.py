@@ -29,6 +29,8 @@ from ckptstore.units import MIB
 TEMPORARY = ".ckptstore-tmp-"
 
 WRITE_BACK_BYTES = 32 * MIB
+REMADE = 8
+"""How often a directory is made again that others remove, as they delete the last object in it."""
 
 # The one table of this engine's foreign errors. Where they are raised, nothing has been published yet.
 KIND_BY_ERRNO: dict[int, type[CkptStoreError]] = {
@@ -73,22 +75,23 @@ class DurablePlace:
         if self._stopped is not None:
             raise UnavailableError(self._stopped, hint="Check the disk, then start the process again.")
 
-    def temporary_in(self, directory: Path) -> tuple[Path, int]:
-        """Create an empty temporary, and the directories above it; return its path and open descriptor.
+    def create(self, path: Path) -> int:
+        """Create an empty file, and the directories above it; return its open descriptor.
 
         Raises:
             OSError: It cannot be created; nothing is left but perhaps directories.
         """
-        path = directory / f"{TEMPORARY}{SystemIds().nonce()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._ensure(directory)
-        try:
-            return path, os.open(path, flags, 0o666)
-        except FileNotFoundError:  # the directory was removed since it was first used
-            with self._lock:
-                self._synced.discard(directory)
-            self._ensure(directory)
-            return path, os.open(path, flags, 0o666)
+        for left in range(REMADE, -1, -1):
+            try:
+                self._ensure(path.parent)
+                return os.open(path, flags, 0o666)
+            except (FileNotFoundError, FileExistsError):  # the directory was removed, at any of these moments
+                if not left:
+                    raise
+                with self._lock:
+                    self._synced.discard(path.parent)
+        raise AssertionError("not reached")
 
     def sync_directory(self, directory: Path) -> None:
         """Make the names in `directory` durable.
@@ -141,12 +144,16 @@ class Temporary:
 
     def __init__(self, place: DurablePlace, path: Path) -> None:
         self._place, self._target = place, path
+        self._path = path.parent / f"{TEMPORARY}{SystemIds().nonce()}"
         self._descriptor: int | None = None
         self._written = self._started = 0
         try:
-            self._path, self._descriptor = place.temporary_in(path.parent)
-        except OSError as error:
-            raise translated_write(error, path) from error
+            self._descriptor = place.create(self._path)
+        except BaseException as error:
+            self._remove()  # if a signal's handler raised, the file may be there, and nobody owns it
+            if isinstance(error, OSError):
+                raise translated_write(error, path) from error
+            raise
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append `data`.
@@ -211,11 +218,14 @@ class Temporary:
     def close(self) -> None:
         """Remove the temporary. Never raises."""
         if self._descriptor is not None:
+            self._remove()  # first: an interrupt may come between
+            descriptor, self._descriptor = self._descriptor, None
             with contextlib.suppress(OSError):  # its bytes are synced already, or given up
-                os.close(self._descriptor)
-            self._descriptor = None
-            with contextlib.suppress(OSError):  # it has been renamed; or it is left over, which harms nothing
-                self._path.unlink()
+                os.close(descriptor)
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):  # it has been renamed; or it is left over, which harms nothing
+            self._path.unlink()
 
     @property
     def _open_descriptor(self) -> int:

@@ -3,7 +3,8 @@
 An object is written to a temporary in its own directory, synced, and then linked (create) or renamed (overwrite) to its
 name; then the directory is synced, and on a directory's first use every directory from it up to the run's root. A
 temporary that a killed process left behind is never listed or read; it takes its space until somebody removes it (it is
-called `.ckptstore-tmp-*`, and is nobody's once its process has ended).
+called `.ckptstore-tmp-*`, and is nobody's once its process has ended). The directory of an attempt or a probe goes
+with the last object that is deleted in it.
 
 The root may be reached by symbolic links. Below it none is followed, not even one that stands in the place of a
 directory: nothing is read, written or deleted outside of the root.
@@ -109,9 +110,10 @@ class LocalStore:
     def delete(self, key: str) -> None:
         """Delete exactly this key. See `ObjectStore.delete`.
 
-        If killed: the object or not; after a crash of the machine it may be back.
+        If killed: the object or not, and perhaps its empty directory; after a crash of the machine it may be back.
         """
         self._unlink(self._path(key))
+        self._leave_no_empty(key)
 
     def _unlink(self, path: Path) -> None:
         try:
@@ -134,17 +136,30 @@ class LocalStore:
         checked_prefix(prefix)
         self._place.check_running()
         for info in self._walk(prefix, None, temporaries=True):
-            yield PendingUpload(info.key, info.key, info.modified)
+            if _is_utf8(info.key):  # else it is none of ours
+                yield PendingUpload(info.key, info.key, info.modified)
 
     def abort_upload(self, upload: PendingUpload) -> None:
         """Remove a temporary. See `ObjectStore.abort_upload`.
 
-        If killed: the temporary, or not.
+        If killed: the temporary, or not, and perhaps its empty directory.
         """
         directory, _, name = checked_key(upload.upload_id).rpartition("/")
         if not name.startswith(TEMPORARY):
             raise InvalidInputError(f"{upload.upload_id!r} is no temporary.", key=upload.upload_id)
         self._unlink(self._beneath(f"{directory}/{name}" if directory else name))
+        self._leave_no_empty(upload.upload_id)
+
+    def _leave_no_empty(self, key: str) -> None:
+        """Remove an attempt's or a probe's own directory with its last object: else each would hold an inode for ever.
+
+        Whoever writes there meanwhile makes it again. That its new name may not be durable yet harms nobody: what is
+        deleted is of attempts that can never commit, of retired ones, and of probes.
+        """
+        directory = key.rpartition("/")[0]
+        if "/" in directory:  # those at the top are for all
+            with contextlib.suppress(OSError):  # it is not empty, as a rule
+                self._beneath(directory).rmdir()
 
     def _path(self, key: str) -> Path:
         self._place.check_running()
@@ -186,23 +201,15 @@ class LocalStore:
             raise translated(error, path) from error
 
     def _walk(self, prefix: str, after: str | None, *, temporaries: bool = False) -> Iterator[ObjectInfo]:
-        directory = self._beneath(prefix)
-        try:
-            with os.scandir(directory) as scan:
-                entries = [entry for entry in scan if _is_wanted(entry, temporaries=temporaries)]
-        except (FileNotFoundError, NotADirectoryError):
-            return  # absent, or deleted while we walk
-        except OSError as error:
-            raise translated(error, directory) from error
-        # With its slash a directory sorts where its keys sort: `a-b`, `a/b`, `ab`.
-        keys = {f"{prefix}{e.name}/" if e.is_dir(follow_symlinks=False) else f"{prefix}{e.name}": e for e in entries}
-        for key in sorted(keys):
+        left = _entries(self._beneath(prefix), prefix, temporaries=temporaries)
+        while left:
+            key, entry = left.pop()
             if key.endswith("/"):
                 if after is None or after < key or after.startswith(key):
-                    yield from self._walk(key, after, temporaries=temporaries)
-            elif (after is None or key > after) and keys[key].is_file(follow_symlinks=False):
+                    left += _entries(self._beneath(key), key, temporaries=temporaries)
+            elif (after is None or key > after) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):  # deleted while we walk
-                    yield _info(key, keys[key].stat(follow_symlinks=False))
+                    yield _info(key, entry.stat(follow_symlinks=False))
 
 
 class LocalUpload:
@@ -248,9 +255,27 @@ class LocalUpload:
         self.abort()
 
 
+def _entries(directory: Path, prefix: str, *, temporaries: bool) -> list[tuple[str, os.DirEntry[str]]]:
+    """Return what stands in a directory, by key, the last first."""
+    try:
+        with os.scandir(directory) as scan:
+            entries = [entry for entry in scan if _is_wanted(entry, temporaries=temporaries)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # absent, or deleted while we walk
+    except OSError as error:
+        raise translated(error, directory) from error
+    # With its slash a directory sorts where its keys sort: `a-b`, `a/b`, `ab`.
+    keys = {f"{prefix}{e.name}/" if e.is_dir(follow_symlinks=False) else f"{prefix}{e.name}": e for e in entries}
+    return sorted(keys.items(), key=lambda pair: pair[0], reverse=True)
+
+
 def _is_wanted(entry: os.DirEntry[str], *, temporaries: bool) -> bool:
     is_temporary = entry.name.startswith(TEMPORARY)
     return not is_temporary if entry.is_dir(follow_symlinks=False) else is_temporary is temporaries
+
+
+def _is_utf8(key: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in key)
 
 
 def _no_file(key: str, path: Path, what: str = "is no file") -> IntegrityError:

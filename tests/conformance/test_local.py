@@ -1,6 +1,8 @@
 """What only a file system can do wrong."""
 
+import contextlib
 import errno
+import multiprocessing
 import os
 import pickle
 import signal
@@ -13,6 +15,7 @@ import pytest
 
 from ckptstore.errors import (
     AccessDeniedError,
+    CkptStoreError,
     IntegrityError,
     InvalidInputError,
     NotFoundError,
@@ -130,6 +133,44 @@ def test_a_failed_write_is_typed_and_leaves_nothing(store, tmp_path, monkeypatch
             store.put("log/1", b"y", mode=PutMode.CREATE)
     assert caught.value.facts == {"path": str(tmp_path / "above/run/log/1"), "errno": number}
     assert everything_under(tmp_path / "above/run") == ["log", "log/0"]
+
+
+def uploaded(store):
+    with store.open_upload("log/1", size=1) as upload:
+        upload.write(b"y")
+        upload.complete()
+
+
+def created(store):
+    store.put("log/1", b"y", mode=PutMode.CREATE)
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
+@pytest.mark.parametrize(
+    ("write", "call"),
+    [(created, call) for call in ("open", "write", "fsync", "fstat", "link", "close")]
+    + [(uploaded, call) for call in ("open", "write", "fsync", "fstat", "replace", "close")],
+)
+def test_what_a_signal_s_handler_raises_after_any_system_call_leaves_no_temporary(
+    store, monkeypatch, write, call, raised
+):
+    """What was opened is nobody's yet, say."""
+    store.put("log/0", b"x")
+    real, came = getattr(os, call), []
+
+    def interrupted(*args, **kwargs):
+        result = real(*args, **kwargs)
+        if not came:
+            came.append(call)
+            raise raised
+        return result
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt, CkptStoreError):
+        patch.setattr(os, call, interrupted)
+        write(store)
+    assert came == [call]
+    assert list(store.list_uploads("")) == []
+    assert [store.get(info.key, max_bytes=1) for info in store.list("log/")] in ([b"x"], [b"x", b"y"])
 
 
 def test_a_full_disk_ends_an_upload_and_leaves_nothing(store, tmp_path, monkeypatch):
@@ -324,7 +365,8 @@ def test_what_is_no_object_and_stands_where_one_is_created_is_said_at_once(store
 def test_a_directory_that_was_removed_is_made_again(store, tmp_path):
     store.put("data/0/a", b"x")
     store.delete("data/0/a")
-    (tmp_path / "above/run/data/0").rmdir()
+    assert not (tmp_path / "above/run/data/0").exists()
+    (tmp_path / "above/run/data").rmdir()
     store.put("data/0/b", b"y")
     assert [info.key for info in store.list("")] == ["data/0/b"]
 
@@ -355,3 +397,55 @@ def test_a_root_that_cannot_be_made_durable_is_refused(store, tmp_path, monkeypa
     with pytest.raises(AccessDeniedError):
         store.put("log/0", b"x")
     assert list(store.list("")) == []
+
+
+def test_a_directory_goes_with_its_last_object_and_those_at_the_top_stay(tmp_path):
+    store = LocalStore(str(tmp_path / "run"))
+    for key in ("data/0/a/one", "data/0/a/two", "probe/b/once", "log/0"):
+        store.put(key, b"x")
+    store.delete("data/0/a/one")
+    assert (tmp_path / "run/data/0/a").is_dir()
+    for key in ("data/0/a/two", "probe/b/once", "log/0", "data/0/a/two", "data/0/never/was"):
+        store.delete(key)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "run", "run/data", "run/data/0", "run/log", "run/probe",
+    ]  # fmt: skip
+
+
+def test_a_killed_upload_that_is_removed_leaves_no_directory(tmp_path):
+    store = LocalStore(str(tmp_path / "run"))
+    store.open_upload("data/0/a/one", size=1)  # which nobody ends
+    (upload,) = store.list_uploads("")
+    store.abort_upload(upload)
+    assert not (tmp_path / "run/data/0/a").exists()
+
+
+def put_and_delete(root, name):
+    store = LocalStore(root)
+    for number in range(400):
+        store.put(f"probe/shared/{name}", b"%d" % number, mode=PutMode.CREATE)
+        assert store.get(f"probe/shared/{name}", max_bytes=9) == b"%d" % number
+        store.delete(f"probe/shared/{name}")
+
+
+def test_who_writes_where_others_delete_the_last_object_finds_a_directory(tmp_path):
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        pool.starmap(put_and_delete, [(str(tmp_path / "run"), f"{number}") for number in range(4)])
+    assert not (tmp_path / "run/probe/shared").exists()
+
+
+def test_a_stranger_s_deep_directories_and_odd_temporaries_hinder_no_list(tmp_path):
+    store = LocalStore(str(tmp_path / "run"))
+    store.put("data/0/a/one", b"x")
+    deep = tmp_path / "run/data/0"
+    for _ in range(1500):
+        deep /= "d"
+        deep.mkdir()
+    (deep / "deep").write_bytes(b"y")
+    (tmp_path / "run/data/0/a" / os.fsdecode(b".ckptstore-tmp-\xff")).write_bytes(b"")
+    listed, uploads = [info.key[-5:] for info in store.list("")], [*store.list_uploads("")]
+    (deep / "deep").unlink()
+    for _ in range(1500):  # or pytest's own cleaning fails
+        deep.rmdir()
+        deep = deep.parent
+    assert (listed, uploads) == (["a/one", "/deep"], [])
