@@ -73,6 +73,11 @@ class Checkpoint:
         return self.commit.checkpoint_id
 
     @property
+    def exact_name(self) -> str:
+        """What finds this very one, and no later one of its name: `name@seq`."""
+        return self.committed.exact_name
+
+    @property
     def global_step(self) -> int | None:
         """The step it was saved at, if that was said; a label that may repeat."""
         return self.commit.global_step

@@ -11,6 +11,7 @@ from ckptstore.units import MIB
 
 MIN_PART_BYTES = 5 * MIB
 MAX_PARTS = 10_000
+MAX_COUNT = 10**18
 MAX_SECONDS = 7 * 24 * 3600
 """Nothing waits longer than a week."""
 
@@ -31,15 +32,17 @@ def check_seconds(**values: object) -> None:
 
 
 def check_counts(**values: object) -> None:
-    """Check that each value is a whole number from 1 on.
+    """Check that each value is a whole number from 1 to 10^18.
 
     Raises:
         InvalidInputError: One is not; it is named.
     """
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or not 1 <= value <= MAX_COUNT:  # type: ignore[operator]
+            shown = "one of many digits" if is_whole and abs(value) > MAX_COUNT else f"{value!r:.80}"  # type: ignore[arg-type]
             raise InvalidInputError(
-                f"{name} must be a whole number from 1 on, not {value!r}.", hint=f"Set {name} above 0.", option=name
+                f"{name} must be a whole number from 1 to 10^18, not {shown}.", hint=f"Set {name}=3, say.", option=name
             )
 
 

@@ -44,6 +44,21 @@ class Retiring:
         """
         return collect.retire(self._log, [self._named(each).seq for each in checkpoints], reason=reason)
 
+    def check_retirement(self, *checkpoints: Checkpoint | str) -> None:
+        """Check that checkpoints may be retired now. Nothing is changed.
+
+        Args:
+            checkpoints: As for `retire`.
+
+        Raises:
+            InvalidInputError: They may not be retired: see `retire`.
+            NotFoundError: There is none, or it is retired already. UncommittedError: it was never committed.
+            IntegrityError: The log is damaged.
+            UnsupportedError: A newer version wrote to the log.
+            UnavailableError: The store could not be read. AccessDeniedError: it refused.
+        """
+        collect.check_retirable(self._log, [self._named(each).seq for each in checkpoints])
+
     def plan_retirement(self, keep: Keep) -> list[int]:
         """Return what a policy lets go of now, by seq. Nothing is changed.
 
@@ -114,6 +129,8 @@ class Retiring:
             audit: Told of deletions before they are sent. What it raises ends the collection.
 
         Raises:
+            InvalidInputError: The digest or the grace is none; or the run is signed, and there is no key to sign with.
+                Nothing was changed.
             ConflictError: The plan is another one now. Nothing was deleted.
             IntegrityError: The log is damaged, or lost its tail. Nothing was deleted.
             CommitUnknownError: Whether what was to be retired is retired is not known. Nothing was deleted.

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ckptstore.errors import IntegrityError, NotFoundError, UnsupportedError
+from ckptstore.errors import IncompatibleStateError, IntegrityError, UnsupportedError
 from ckptstore.format.codec import Part
 from ckptstore.format.dtypes import BYTES
 from ckptstore.format.shard import Shard, StoredItem, StoredShard
@@ -45,7 +45,7 @@ class Contents:
         try:
             return self.places[index.fqn, offsets]
         except KeyError:
-            raise NotFoundError(
+            raise IncompatibleStateError(
                 f"The checkpoint has no chunk of {index.fqn} at {offsets}.", hint="Run `ckptstore tree URL`."
             ) from None
 
@@ -54,7 +54,7 @@ def contents_of(parts: Sequence[Part], *, only: tuple[str, ...] | None) -> Conte
     """Return what `parts` describe, or of it what lies under the prefixes `only`.
 
     Raises:
-        NotFoundError: `only` selects nothing.
+        IncompatibleStateError: `only` selects nothing.
         IntegrityError: The planner data are not what a writer wrote.
         UnsupportedError: This torch lacks a dtype.
     """
@@ -69,7 +69,7 @@ def contents_of(parts: Sequence[Part], *, only: tuple[str, ...] | None) -> Conte
                 _describe(described, item)
                 places[key, item.chunk.offsets] = (stored.shard, item)
     if only is not None and not described:
-        raise NotFoundError(
+        raise IncompatibleStateError(
             f"The checkpoint has nothing under {', '.join(map(repr, only))}.",
             hint=f"It has: {', '.join(sorted(components)[:20])}.",
             only=only,

@@ -20,6 +20,7 @@ STATE_PREFIX = "state/"
 PROBE_PREFIX = "probe/"
 DRILL_PREFIX = "drill/"
 """Where drills have runs of their own; to the run beside them it is foreign."""
+LANES = 16
 
 MAX_NAME_BYTES = 120
 SLOT_DIGITS = 12
@@ -50,6 +51,11 @@ def parse_slot(key: str) -> int | None:
         return None
     seq = int(match[1])
     return seq if seq <= _LARGEST and key in (slot_key(seq), state_key(seq)) else None
+
+
+def lane_prefix(lane: int) -> str:
+    """Return the prefix of a lane (0 to 15), which holds one in sixteen of an attempt's shards; 0 holds all else."""
+    return f"{DATA_PREFIX}{lane:x}/"
 
 
 def encode_name(name: str) -> str:
@@ -110,11 +116,11 @@ class Stem:
 
     def prefix(self, lane: int = 0) -> str:
         """Return the attempt's prefix in a lane (0 to 15), with its trailing slash."""
-        return f"{DATA_PREFIX}{lane:x}/{self}/"
+        return f"{lane_prefix(lane)}{self}/"
 
     def shard_key(self, rank: int) -> str:
         """Return the key of one rank's shard. Its lane is the last hexadecimal digit of the rank."""
-        return f"{self.prefix(rank % 16)}rank-{rank:05d}.safetensors"
+        return f"{self.prefix(rank % LANES)}rank-{rank:05d}.safetensors"
 
     def part_key(self, index: int) -> str:
         """Return the key of a manifest part."""

@@ -143,7 +143,7 @@ def begin(
         FencedError: A newer incarnation has claimed the run: before a byte was uploaded.
         ConflictError: `takeover` is `same_job` and another job holds the run.
         InvalidInputError: The name or the world size cannot be recorded.
-        IntegrityError: The log is damaged, or was removed since it was read.
+        IntegrityError: The log is damaged, was lost, or was removed since it was read.
         NotFoundError: The log was opened for reading and there is no run.
 
     If killed: perhaps a claim. Nothing of the attempt exists yet.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckptstore.errors import InvalidInputError, NotFoundError, ResumeError, UncommittedError
-from ckptstore.format.layout import DATA_PREFIX, Stem, encode_name, parse_data_key
+from ckptstore.format.layout import DATA_PREFIX, LANES, Stem, encode_name, lane_prefix, parse_data_key
 from ckptstore.format.records import ABANDONED, QUARANTINED, Known, Pin, Proved, Restore, SetAside, Unpin
 from ckptstore.nearest import meant
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore
@@ -18,13 +18,14 @@ from ckptstore.options import TransferOptions
 from ckptstore.protocol.claim import check_who
 from ckptstore.protocol.fold import Committed, Fold
 from ckptstore.protocol.log import Entry, RunLog
+from ckptstore.protocol.lost import check_not_lost
 from ckptstore.protocol.shares import Share
 from ckptstore.protocol.verify import ALL, Level, Progress, Verdict, unwatched, verify, verify_kept
 
 Reason = Literal["quarantined", "abandoned"]
 
-LANES = 16
 MAX_SHOWN = 8
+RETIREMENTS = "Run `ckptstore log URL`: it shows the retirement, and why."
 
 _EXACT = re.compile(r"(.+)@([0-9]{1,18})", re.DOTALL)
 
@@ -66,13 +67,16 @@ class Catalog:
 
         Raises:
             ResumeError: There are commits, and none may be selected; they are listed with the reasons.
-            IntegrityError: The log is damaged.
+            IntegrityError: The log is damaged, or was lost.
             UnsupportedError: A later release wrote to this log.
         """
         fold = self.log.refresh().whole()
-        if fold.newest is not None or not fold.ever_committed:
+        if fold.newest is not None:
             return fold.newest
-        why = [f"{_exact_name(each)} ({each.set_aside})" for each in fold.kept]
+        if not fold.ever_committed:
+            check_not_lost(self.log)
+            return self.log.fold.newest
+        why = [f"{each.exact_name} ({each.set_aside})" for each in fold.kept]
         shown = ", ".join(why[-MAX_SHOWN:]) or "all are retired"
         raise ResumeError(
             f"Of {fold.ever_committed} commits none may be selected: {shown}.",
@@ -109,17 +113,18 @@ class Catalog:
         if selectable:
             return selectable[-1]
         if named:
-            exactly = [f"{_exact_name(each)} ({each.set_aside})" for each in named]
+            exactly = [f"{each.exact_name} ({each.set_aside})" for each in named]
             raise NotFoundError(
                 f"All checkpoints of {wanted} are set aside: {', '.join(exactly[-MAX_SHOWN:])}.",
                 hint="Name one exactly, as NAME@SEQ; `ckptstore restore URL NAME@SEQ` makes it selectable again.",
                 set_aside=exactly,
             )
         if checkpoint_id is not None:
+            _refuse_retired(fold, checkpoint_id)
             self._refuse_uncommitted(fold, checkpoint_id)
         raise NotFoundError(
             f"There is no committed checkpoint {wanted} at {self.log.store.url}.{_near(fold, checkpoint_id)}",
-            hint="Run `ckptstore ls URL`.",
+            hint="Run `ckptstore ls URL`; `ckptstore log URL` shows what was retired, too.",
         )
 
     def checkpoints(self, *, include_set_aside: bool = False) -> list[Committed]:
@@ -167,7 +172,7 @@ class Catalog:
         attempts = self.in_progress()
         aside = [each for each in self.log.fold.kept if each.seq > chosen.seq and each.set_aside is not None]
         newest = (chosen.commit.term, chosen.commit.attempt)
-        return [(_exact_name(each), f"set aside: {each.set_aside}") for each in aside] + [
+        return [(each.exact_name, f"set aside: {each.set_aside}") for each in aside] + [
             (each.stem.name, f"never committed, {each.state}: {each.objects} objects")
             for each in attempts
             if (each.stem.term, each.stem.attempt) > newest
@@ -284,8 +289,8 @@ class Catalog:
             target = _at(fold, to, None)
             if target.set_aside is not None:
                 raise InvalidInputError(
-                    f"{_exact_name(target)} is set aside itself ({target.set_aside}).",
-                    hint=f"Run `ckptstore restore URL {_exact_name(target)}` first, or go back to another one.",
+                    f"{target.exact_name} is set aside itself ({target.set_aside}).",
+                    hint=f"Run `ckptstore restore URL {target.exact_name}` first, or go back to another one.",
                     seq=to,
                 )
             above = tuple(each.seq for each in fold.selectable if each.seq > to)
@@ -299,7 +304,7 @@ class Catalog:
 
     def _refuse_uncommitted(self, fold: Fold, name: str) -> None:
         encoded = encode_name(name)
-        prefixes = [f"{DATA_PREFIX}{lane:x}/" for lane in range(LANES)]
+        prefixes = [lane_prefix(lane) for lane in range(LANES)]
         attempts = _uncommitted(fold, self.log.store, prefixes, f"{encoded}.t")
         attempts = [each for each in attempts if each.stem.name == name]
         if attempts:
@@ -369,18 +374,39 @@ def _at(fold: Fold, seq: int, name: str | None) -> Committed:
     found = fold.commits.get(seq)
     if found is not None and name in (None, found.commit.checkpoint_id):
         return found
+    gone, hint = _retired_name(fold, seq), RETIREMENTS
     if found is not None:
-        what = f"Slot {seq} holds {found.commit.checkpoint_id!r}, not {name!r}."
-    elif seq in fold.retired:
-        what = f"The checkpoint of slot {seq} is retired."
+        what, hint = f"Slot {seq} holds {found.commit.checkpoint_id!r}, not {name!r}.", "Run `ckptstore ls URL --all`."
+    elif gone is not None and name not in (None, gone):
+        what = f"Slot {seq} holds {gone!r}, not {name!r}, and it is retired."
+    elif gone is not None:
+        what = f"{gone}@{seq} is retired."
+    elif seq >= fold.whole().end:
+        what, hint = (
+            f"There is no slot {seq} yet: the log ends before slot {fold.end}.",
+            "Run `ckptstore ls URL --all`.",
+        )
     else:
-        what = f"Slot {seq} holds no kept checkpoint; the log ends before slot {fold.end}."
-        fold.whole()
-    raise NotFoundError(what, hint="Run `ckptstore ls URL --all`.", seq=seq)
+        what = (
+            f"Slot {seq} holds no checkpoint that is kept: it was retired and collected, or nothing was ever committed "
+            "there."
+        )
+    raise NotFoundError(what, hint=hint, seq=seq)
 
 
-def _exact_name(committed: Committed) -> str:
-    return f"{committed.commit.checkpoint_id}@{committed.seq}"
+def _retired_name(fold: Fold, seq: int) -> str | None:
+    """Return the name of a checkpoint that is retired and not collected yet; None of any other slot."""
+    stem = Stem.parse(fold.retired.get(seq, ""))
+    return None if stem is None else stem.name
+
+
+def _refuse_retired(fold: Fold, name: str) -> None:
+    seqs = [seq for seq in sorted(fold.retired) if _retired_name(fold, seq) == name]
+    if seqs:
+        exactly = [f"{name}@{seq}" for seq in seqs]
+        raise NotFoundError(
+            f"{name!r} is retired: {', '.join(exactly[-MAX_SHOWN:])}.", hint=RETIREMENTS, retired=exactly
+        )
 
 
 def _near(fold: Fold, name: str | None) -> str:

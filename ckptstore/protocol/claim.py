@@ -13,6 +13,7 @@ from ckptstore.events import Claimed, tell
 from ckptstore.format.records import Claim
 from ckptstore.protocol.fold import Fold, Reign
 from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.lost import check_not_lost
 
 Takeover = Literal["always", "same_job"]
 
@@ -156,11 +157,13 @@ def claim(log: RunLog, incarnation: Incarnation, *, takeover: Takeover = "always
         InvalidInputError: `takeover` is neither `always` nor `same_job`.
         FencedError: A newer incarnation has claimed. It is raised ever after.
         ConflictError: `takeover` is `same_job` and the newest claim is of another job.
+        IntegrityError: The log was lost; see `check_not_lost`.
         CommitUnknownError: Whether the claim stands is not known; the next call finds out.
 
     If killed: the claim stands or not. If it does, everybody older is fenced; no answer about what exists changes.
     """
     check_takeover(takeover)
+    check_not_lost(log)
 
     def decide(fold: Fold) -> Claim | None:
         if reigns(fold, incarnation):

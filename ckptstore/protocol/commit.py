@@ -33,7 +33,8 @@ from ckptstore.protocol.attempt import MAX_SOFTWARE_BYTES, Attempt
 from ckptstore.protocol.claim import Incarnation, check_not_fenced
 from ckptstore.protocol.coverage import covers
 from ckptstore.protocol.fold import Committed, Fold
-from ckptstore.protocol.log import Outcome, RunLog, create_once
+from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.once import Outcome, create_once
 from ckptstore.protocol.reading import advance
 
 LISTING_SECONDS = 5.0
@@ -86,7 +87,11 @@ def commit(  # noqa: PLR0913  (what every rank handed in, and how to store it)
         documents = _write_documents(log, attempt)
         expected = [(stored.shard.path, stored.shard.size, stored.shard.etag) for stored in ordered]
         written = parts if documents is None else [*parts, documents]
-        verify_stored(log, expected + [(ref.path, ref.size, None) for ref in written], options)
+        try:
+            verify_stored(log, expected + [(ref.path, ref.size, None) for ref in written], options)
+        except IntegrityError:  # of a fenced job it may have been collected
+            check_not_fenced(log.refresh(), incarnation, attempt.stem.term)
+            raise
         totals = ShardTotals(len(ordered), sum(stored.shard.size for stored in ordered))
         record = attempt.record(shards=totals, parts=_named(parts), documents=documents, software=software or {})
         committed, body = append_commit(log, incarnation, record, allowed=allowed)

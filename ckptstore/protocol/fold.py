@@ -36,8 +36,8 @@ from ckptstore.format.records import (
     record_fields,
 )
 from ckptstore.format.version import FORMAT, INSTALL_HINT
+from ckptstore.protocol.retirement import refusals
 
-MIN_KEEP = 2
 MAX_IGNORED = 100
 
 
@@ -73,6 +73,11 @@ class Committed:
     verified: str | None = None
     proved: str | None = None
     _encoded: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def exact_name(self) -> str:
+        """What finds this very one: `name@seq`."""
+        return f"{self.commit.checkpoint_id}@{self.seq}"
 
     def encode(self) -> bytes:
         """Return its value in the canonical fold. Made once: every 64th record has the hash of all of them."""
@@ -306,21 +311,10 @@ def _commit_rejection(fold: Fold, seq: int, commit: Commit) -> str | None:
 
 
 def _retire_rejection(fold: Fold, retire: Retire) -> str | None:
-    """I14: what stays is enough, and nothing that somebody relies on goes."""
-    targets = set(retire.seqs)
     if retire.term is not None and retire.term != fold.term:  # I3
         return f"term {retire.term} is not the newest, {fold.term}"
-    if (strange := _not_kept(fold, retire.seqs)) is not None:
-        return strange
-    if pinned := [seq for seq in targets if fold.commits[seq].pins]:
-        return f"{sorted(pinned)} are pinned"
-    for precious, what in ((fold.newest, "newest"), (fold.newest_verified, "newest verified")):
-        if precious is not None and precious.seq in targets:
-            return f"{precious.seq} is the {what} checkpoint"
-    selectable = {committed.seq for committed in fold.selectable}
-    if targets & selectable and len(selectable - targets) < MIN_KEEP:
-        return f"fewer than {MIN_KEEP} would be left"
-    return None
+    refused = refusals(fold, retire.seqs)  # I14
+    return f"{refused[0].name}: {refused[0].why}" if refused else None
 
 
 def _not_kept(fold: Fold, seqs: tuple[int, ...]) -> str | None:

@@ -1,4 +1,4 @@
-"""The log: one primitive, `create_once`, and the rule by which records are appended."""
+"""The open log, and the rule by which records are appended."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, Self
 
 from blake3 import blake3
 
 from ckptstore.clock import Clock, IdSource, SystemClock, SystemIds, timestamp
 from ckptstore.errors import (
-    AlreadyExistsError,
-    CkptStoreError,
     CommitUnknownError,
     IntegrityError,
     NotFoundError,
@@ -36,112 +33,16 @@ from ckptstore.format.records import (
     encode_run,
 )
 from ckptstore.format.version import CREATED_BY, FORMAT
-from ckptstore.objectstore.patience import asked_pause
-from ckptstore.objectstore.port import ObjectStore, PutMode
+from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import LogOptions
-from ckptstore.protocol.capable import require_capable
+from ckptstore.protocol.capable import check_signs, require_capable, signing_for
 from ckptstore.protocol.fold import Fold, apply, fold_blake3
 from ckptstore.protocol.interrupts import decided
+from ckptstore.protocol.lost import check_not_lost
+from ckptstore.protocol.once import Outcome, create_once
 from ckptstore.protocol.reading import advance, get_if_there, no_run, open_fold, slots_between
 from ckptstore.protocol.snapshot import MAX_STATE_BYTES
 from ckptstore.protocol.told import tell_folded
-
-MAX_PAUSE_SECONDS = 5.0
-
-
-class Outcome(Enum):
-    """What became of a `create_once`."""
-
-    CREATED = "created"
-    MINE = "mine"
-    OTHER = "other"
-    UNKNOWN = "unknown"
-
-
-def create_once(  # noqa: PLR0913  (what the log is made of, handed on)
-    store: ObjectStore,
-    key: str,
-    body: bytes,
-    *,
-    clock: Clock,
-    ids: IdSource,
-    options: LogOptions,
-    same: Callable[[bytes], bool] | None = None,
-) -> tuple[Outcome, bytes | None]:
-    """Create `key` with `body` if nobody else has, and say what is known of it.
-
-    On anything but success the key is read back, because clients retry underneath: our own landed write comes back as
-    "already exists" (I5). Where it is provably absent, the same bytes are sent again (I16).
-
-    Args:
-        store: Where.
-        key: What to create.
-        body: Made once; never made anew for another try.
-        clock: For the pauses and the deadline.
-        ids: For the jitter.
-        options: The deadline, and whether a single writer is promised.
-        same: Says whether other bytes are ours all the same: a record that names our own attempt.
-
-    Returns:
-        The outcome, and the bytes that stand there (None if that is not known).
-
-    Raises:
-        CkptStoreError: The store refused, and it provably did not happen: `UnavailableError`, `AccessDeniedError`, ...
-
-    If killed: the key holds the whole body or does not exist; a request under way may still land.
-    """
-    deadline, pause = clock.monotonic() + options.deadline_seconds, options.request_pause_seconds
-    ambiguous = False
-    while True:
-        refusal: CkptStoreError | None = None
-        try:
-            if _send(store, key, body, options):
-                return Outcome.CREATED, body
-        except UnavailableError as error:
-            refusal = error
-        except (AlreadyExistsError, OutcomeUnknownError):
-            ambiguous = True
-        except CkptStoreError as error:
-            refusal = error
-        except Exception:  # noqa: BLE001  (not understood, so nothing is known of it)
-            ambiguous = True
-        told, holder = read_back(store, key, max_bytes=max(len(body), MAX_RECORD_BYTES))
-        if holder is not None:
-            mine = holder == body or (same is not None and same(holder))
-            return (Outcome.MINE if mine else Outcome.OTHER), holder
-        expired = clock.monotonic() >= deadline
-        if told and refusal is not None and not ambiguous and (expired or not isinstance(refusal, UnavailableError)):
-            raise refusal
-        if expired:  # a request may still be under way: only a slot that somebody holds says "did not happen" (I5)
-            return Outcome.UNKNOWN, None
-        drawn = max(pause * ids.fraction(), asked_pause(refusal, MAX_PAUSE_SECONDS))
-        clock.sleep(min(drawn, max(0.0, deadline - clock.monotonic())))  # the last try is at the deadline
-        pause = min(2 * pause, MAX_PAUSE_SECONDS)
-        ambiguous = ambiguous or not told
-
-
-def _send(store: ObjectStore, key: str, body: bytes, options: LogOptions) -> bool:
-    """Send once. True: created. False: look what is there."""
-    if not options.assume_single_writer:
-        store.put(key, body, mode=PutMode.CREATE)
-        return True
-    if get_if_there(store, key, max_bytes=max(len(body), MAX_RECORD_BYTES)) is None:
-        store.put(key, body)
-    return False
-
-
-def read_back(store: ObjectStore, key: str, *, max_bytes: int = MAX_RECORD_BYTES) -> tuple[bool, bytes | None]:
-    """Return whether the store told, and what stands under `key` (None: provably absent, if it told).
-
-    Raises:
-        IntegrityError: What stands there is longer than anything that was ever written there.
-    """
-    try:
-        return True, get_if_there(store, key, max_bytes=max_bytes)
-    except IntegrityError:
-        raise
-    except Exception:  # noqa: BLE001  (a refusal or a time-out is never "absent")
-        return False, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +110,7 @@ class RunLog:
         Raises:
             UnsupportedError: The store does not create only-if-absent; writing there could lose checkpoints.
             OutcomeUnknownError: Whether `run.json` was created is not known.
-            IntegrityError: The log is damaged.
+            IntegrityError: The log is damaged, or was lost; see `check_not_lost`.
             CkptStoreError: The store could not be read or asked: `UnavailableError`, `AccessDeniedError`, ...
 
         If killed: perhaps `run.json`; it says nothing but that the run exists. Perhaps keys under `probe/`.
@@ -255,8 +156,10 @@ class RunLog:
                 self._take(advance(self.store, self._fold, self.clock, signing=self.options.signing))
             return self._fold
 
-    def check_tail(self) -> None:
-        """Check that what was read last stands there still: a record above a log that was removed is lost (I2).
+    def check_tail(self) -> bytes:
+        """Check that what was read last stands there still, and return it: the last record, or `run.json`.
+
+        A record above a log that was removed is lost (I2).
 
         Raises:
             IntegrityError: It is gone, or another stands there.
@@ -266,7 +169,7 @@ class RunLog:
             key = slot_key(self._fold.end - 1) if self._fold.end else RUN_KEY
             body = get_if_there(self.store, key, max_bytes=MAX_RECORD_BYTES)
             if body is not None and blake3(body).hexdigest() == self._fold.last:
-                return
+                return body
         what = "is gone" if body is None else "is another one now"
         raise IntegrityError(
             f"{key} was read before and {what}: the run at {self.store.url} was removed or emptied under this writer. "
@@ -296,14 +199,14 @@ class RunLog:
         Args:
             decide: Returns the record, or None if the fold says already what it would say; or raises, and nothing is
                 appended.
-            same: Says whether a record in the slot is ours although its bytes are not: one of an earlier call whose
-                outcome was unknown.
+            same: Says whether other bytes in the slot are ours, too: of an earlier call whose outcome was unknown.
 
         Returns:
             What stands in the log now; None if `decide` returned None.
 
         Raises:
             NotFoundError: There is no run.
+            InvalidInputError: The run is signed, or must be, and there is no key to sign with; nothing was appended.
             UnsupportedError: A later release wrote to this log, or the store cannot create only-if-absent.
             CommitUnknownError: Whether it was appended is not known. Delete nothing; the next append decides (I5, I7).
             UnavailableError: It was not appended within the deadline.
@@ -327,8 +230,9 @@ class RunLog:
                         f"Others append so often that no slot was free for {self.options.deadline_seconds} s.",
                         hint="Try again.",
                     )
-                self.check_tail()
-                appended = self._append_at_end(record, same, replace(self.options, deadline_seconds=left))
+                signing = signing_for(record, self.check_tail(), self._fold, self.options.signing)
+                options = replace(self.options, deadline_seconds=left, signing=signing)
+                appended = self._append_at_end(record, same, options)
                 if appended is not None:
                     return appended
             return None
@@ -350,7 +254,7 @@ class RunLog:
         def ours(holder: bytes) -> bool:
             return same is not None and same(self._decoded(holder, seq)[1])
 
-        body = encode_record(record, envelope, signing=self.options.signing)  # made once for this slot (I16)
+        body = encode_record(record, envelope, signing=options.signing)  # made once for this slot (I16)
         outcome, holder = create_once(self.store, key, body, clock=self.clock, ids=self.ids, options=options, same=ours)
         if holder is None:
             raise CommitUnknownError(
@@ -388,13 +292,17 @@ class RunLog:
         """Create `run.json`, or adopt the run of whoever was first.
 
         Raises:
+            InvalidInputError: It must be signed from its first record on, and there is no key to sign with.
             UnsupportedError: The store does not create only-if-absent.
             OutcomeUnknownError: Whether it was created is not known.
+            IntegrityError: A run was here whose log was lost; see `check_not_lost`.
             CkptStoreError: The store refused, and it did not happen: `UnavailableError`, `AccessDeniedError`, ...
 
         If killed: perhaps `run.json`; it says nothing but that the run exists.
         """
+        check_signs(b"", self._fold, self.options.signing)
         self._require_capable()
+        check_not_lost(self)
         run = RunFile(run=self.ids.nonce(), created_at=timestamp(self.clock), created_by=CREATED_BY)
         body = encode_run(run)
         outcome, _ = create_once(self.store, RUN_KEY, body, clock=self.clock, ids=self.ids, options=self.options)

@@ -70,7 +70,7 @@ def open_fold(store: ObjectStore, clock: Clock, *, signing: Signing | None) -> O
     if body is None:
         return Opened(_vouched(no_run(), signing), None)
     run, digest = read_run(store, body), blake3(body).hexdigest()
-    hinted = _hinted_seq(store)
+    hinted = hinted_seq(store)
     end = _listed_end(store, after=hinted)
     lost_from = None
     if hinted is not None and hinted >= end:
@@ -203,7 +203,8 @@ def _run_file(store: ObjectStore) -> bytes | None:
     return body
 
 
-def _hinted_seq(store: ObjectStore) -> int | None:
+def hinted_seq(store: ObjectStore) -> int | None:
+    """Return the slot that `latest.json` names; None if it is missing, unreadable or not ours."""
     try:
         return decode_latest(store.get(LATEST_KEY, max_bytes=MAX_HINT_BYTES)).seq
     except CkptStoreError:  # missing, unreadable or nonsense: a hint is never needed (I10)

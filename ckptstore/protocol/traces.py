@@ -11,7 +11,8 @@ from ckptstore.format.trace import MAX_TRACE_BYTES, decode_trace, encode_trace
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.protocol.capable import require_capable
 from ckptstore.protocol.fold import Committed
-from ckptstore.protocol.log import Outcome, RunLog, create_once
+from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.once import Outcome, create_once
 from ckptstore.protocol.reading import get_if_there
 from ckptstore.signing import Signing
 
@@ -43,7 +44,7 @@ def write_trace(
     kept = log.refresh().whole().commits.get(committed.seq)
     if kept is None or kept.blake3 != committed.blake3:  # nothing is written under what a collection may have seen (I7)
         raise NotFoundError(
-            f"{committed.commit.checkpoint_id}@{committed.seq} is not kept any more: its trace is dropped.",
+            f"{committed.exact_name} is not kept any more: its trace is dropped.",
             hint="Nothing is lost but the proof of a resume from it.",
             seq=committed.seq,
         )

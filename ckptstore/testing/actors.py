@@ -338,6 +338,8 @@ def _verify(process: Process, log: RunLog) -> None:
     committed = any_kept(process, log)
     damaged = process.watch.is_damaged(committed)
     verdict = Catalog(log).verify(committed, level="full", options=OPTIONS)
+    if verdict.retired:  # meanwhile: there is nothing to be said of it any more
+        return
     process.watch.told_verdict(committed, ok=verdict.ok, damaged_before=damaged)
     if not verdict.ok:
         Catalog(log).set_aside([committed.seq], reason="quarantined", note="verified")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -13,13 +13,14 @@ from blake3 import blake3
 
 from ckptstore.errors import AlreadyExistsError, CommitUnknownError, OutcomeUnknownError, UnavailableError
 from ckptstore.format.layout import Stem, slot_key
-from ckptstore.format.records import Collected, Retire
+from ckptstore.format.records import Collected
 from ckptstore.maintenance import collect, collect_plan, retention
 from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.port import PutMode
-from ckptstore.protocol import attempt, claim, commit, fold, log, verify_data
+from ckptstore.protocol import attempt, claim, commit, fold, log, once, retirement, verify_data
 from ckptstore.protocol.fold import Fold
-from ckptstore.protocol.log import Outcome, RunLog
+from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.once import Outcome
 from ckptstore.testing.enumeration import enumerations
 from ckptstore.testing.simulation import play
 
@@ -29,7 +30,7 @@ Weakening = Callable[[Patch], None]
 
 def no_read_back(patch: Patch) -> None:
     """'Already exists' is taken for a lost race."""
-    right = log.create_once
+    right = once.create_once
 
     def create_once(store: Any, key: str, body: bytes, **given: Any) -> Any:
         try:
@@ -101,7 +102,7 @@ def latest_by_step(patch: Patch) -> None:
 
 def bodies_rebuilt(patch: Patch) -> None:
     """A record is made anew for every try."""
-    right, tries = log._send, dict[tuple[str, bytes], int]()
+    right, tries = once._send, dict[tuple[str, bytes], int]()
 
     def send(store: Any, key: str, body: bytes, options: Any) -> bool:
         tries[key, body] = tries.get((key, body), 0) + 1
@@ -112,7 +113,7 @@ def bodies_rebuilt(patch: Patch) -> None:
             body = head + b',"self":"' + blake3(head).hexdigest().encode() + b'"}\n'
         return right(store, key, body, options)
 
-    patch(log, "_send", send)
+    patch(once, "_send", send)
 
 
 def commit_before_the_parts(patch: Patch) -> None:
@@ -163,29 +164,31 @@ def pins_unchecked(patch: Patch) -> None:
     def unpinned(of: Fold) -> Fold:
         return replace(of, commits={seq: replace(each, pins=()) for seq, each in of.commits.items()})
 
-    rejected, retirable = fold._retire_rejection, retention.retirable
-    patch(fold, "_retire_rejection", lambda of, record: rejected(unpinned(of), record))
+    refusals, retirable = retirement.refusals, retention.retirable
+    for module in (fold, collect):
+        patch(module, "refusals", lambda of, seqs: refusals(unpinned(of), seqs))
     for module in (collect, collect_plan):
         patch(module, "retirable", lambda of, keep: retirable(unpinned(of), keep))
 
 
 def newest_unprotected(patch: Patch) -> None:
     """The newest may be retired."""
-    right = fold._retire_rejection
+    right = retirement.refusals
 
-    def rejected(of: Fold, record: Retire) -> str | None:
+    def refusals(of: Fold, seqs: Sequence[int]) -> list[retirement.Refusal]:
         newest = of.newest
-        if newest is None or newest.seq not in record.seqs or len(of.selectable) <= len(record.seqs) + 1:
-            return right(of, record)
-        return None
+        if newest is None or newest.seq not in seqs or len(of.selectable) <= len(seqs) + 1:
+            return right(of, seqs)
+        return []
 
-    patch(fold, "_retire_rejection", rejected)
+    for module in (fold, collect):
+        patch(module, "refusals", refusals)
 
 
 def one_is_enough(patch: Patch) -> None:
     """One checkpoint may be all that is left."""
-    patch(fold, "MIN_KEEP", 1)
-    patch(retention, "MIN_KEEP", 1)
+    for module in (retirement, retention):
+        patch(module, "MIN_KEEP", 1)
 
 
 def deleted_before_retired(patch: Patch) -> None:

@@ -11,7 +11,8 @@ from ckptstore.objectstore.memory import MemoryStore
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.objectstore.wrappers.observed import ObservedStore
 from ckptstore.options import LogOptions
-from ckptstore.protocol.log import Outcome, RunLog, create_once
+from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.once import Outcome, create_once
 from ckptstore.testing.enumeration import overwriting
 from ckptstore.testing.faults import Fault, FaultyStore
 from ckptstore.testing.simulated import CountedIds, ManualClock

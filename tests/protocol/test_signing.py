@@ -27,9 +27,13 @@ from ckptstore.format.layout import slot_key, state_key
 from ckptstore.format.records import FOLD_EVERY, Pin, decode_record
 from ckptstore.format.seal import SEAL_BYTES, signer_of
 from ckptstore.format.trace import decode_trace
+from ckptstore.maintenance.collect import collect, retire
+from ckptstore.maintenance.collect_plan import plan_collection
 from ckptstore.maintenance.rebuild import Copy, LeftOut, copies
+from ckptstore.maintenance.repair import Repair
+from ckptstore.maintenance.scrub import Scrub
 from ckptstore.objectstore.memory import MemoryStore
-from ckptstore.options import LogOptions
+from ckptstore.options import LogOptions, TransferOptions
 from ckptstore.protocol.attempt import Description, begin
 from ckptstore.protocol.log import RunLog
 from ckptstore.protocol.traces import read_trace, write_trace
@@ -124,7 +128,7 @@ def replayed_whole_from_another_run(store):
 
 
 def signed_by_a_stranger(store):
-    Job(store, options=signs(STRANGER)).save("forged", step=99)
+    Job(store, options=signs(STRANGER, trusted=(public_of(STRANGER), *TRUSTED))).save("forged", step=99)
 
 
 def run_json_swapped(store):
@@ -359,3 +363,66 @@ def test_a_log_is_rebuilt_from_signed_copies_alone():
     assert [each.key for each in found if isinstance(each, LeftOut)] == [second]
     assert len([each for each in copies(RunLog.open(store)) if isinstance(each, Copy)]) == 2
     assert first != second
+
+
+def test_who_has_no_key_appends_nothing_to_what_is_or_must_be_signed():
+    store, _ = a_signed_run(1)
+    unsigned, _ = a_run(1)
+    signs_from_2 = LogOptions(signing=Signing(trusted=TRUSTED, signed_from=2))
+    for place, options in ((store, LogOptions()), (store, REQUIRED), (unsigned, signs_from_2)):
+        before = slots(place)
+        log = RunLog.open(place, options=LogOptions() if place is unsigned else options)
+        log.options = options
+        with pytest.raises(InvalidInputError, match="no key to sign with") as refused:
+            log.append(lambda _: Pin(1, "eval", ""))
+        assert "CKPTSTORE_SIGNING_KEY_FILE" in refused.value.hint
+        assert slots(place) == before
+    Job(unsigned, job="job", options=signs(TRAINER)).save("step-2", step=2)  # from here on it is signed
+    with pytest.raises(InvalidInputError, match="is signed, and there is no key"):
+        RunLog.open(unsigned).append(lambda _: Pin(1, "eval", ""))
+
+
+def test_who_has_no_key_begins_no_run_that_must_be_signed():
+    store = MemoryStore()
+    with pytest.raises(InvalidInputError, match="no key to sign with"):
+        RunLog.create(store, options=REQUIRED)
+    assert [*store.list("")] == []
+
+
+def test_who_has_no_key_collects_notes_and_rebuilds_nothing_of_a_signed_run():
+    store, job = a_signed_run(4)
+    retire(job.log, [1, 2], reason="old")
+    keyless = RunLog.open(store)
+    plan = plan_collection(keyless, grace_seconds=0)
+    before = [info.key for info in store.list("")]
+    with pytest.raises(InvalidInputError, match="no key to sign with"):
+        collect(keyless, digest=plan.digest, grace_seconds=0)
+    with pytest.raises(InvalidInputError, match="no key to sign with"):
+        Scrub(keyless, options=TransferOptions(), again=lambda: store).check_may_note()
+    assert [info.key for info in store.list("")] == before
+    assert collect(job.log, digest=plan.digest, grace_seconds=0).collected == [1, 2]
+    for info in [*store.list("log/"), *store.list("state/")]:
+        store.delete(info.key)
+    repair = Repair(RunLog.open(store), options=TransferOptions(), again=lambda: store)
+    with pytest.raises(InvalidInputError, match="The copies are signed"):
+        repair.rebuild_log(repair.rebuilding())
+    assert slots(store) == []
+
+
+def test_what_an_operator_with_a_key_appends_to_an_unsigned_run_is_not_signed_and_a_job_signs_from_its_claim():
+    store, job = a_run(1)
+    pin = lambda holder: lambda _: Pin(1, holder, "")  # noqa: E731
+    RunLog.open(store, options=signs(OPERATOR)).append(pin("eval"))
+    job.save("step-2", step=2)  # who has no key still may
+    assert [signer_of(body_of(store, key)) for key in slots(store)] == [None] * 4
+    Job(store, options=signs(TRAINER)).save("step-3", step=3)
+    assert [signer_of(body_of(store, key)) for key in slots(store)[4:]] == [TRUSTED[0].hex()] * 2
+    RunLog.open(store, options=signs(TRAINER)).append(pin("later"))
+    assert signer_of(body_of(store, slots(store)[-1])) == TRUSTED[0].hex()
+
+
+def test_another_key_than_the_last_one_s_signs_only_beside_the_trusted_ones():
+    store, _ = a_signed_run(1)
+    with pytest.raises(InvalidInputError, match="the key here is that of"):
+        RunLog.open(store, options=signs(OPERATOR)).append(lambda _: Pin(1, "eval", ""))
+    assert RunLog.open(store, options=signs(OPERATOR, trusted=TRUSTED)).append(lambda _: Pin(1, "eval", "")) is not None

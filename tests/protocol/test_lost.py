@@ -1,0 +1,123 @@
+"""Where something tells of a run and no record does, none is begun; what is new is begun at once."""
+
+import pytest
+
+from ckptstore import AccessDeniedError, IntegrityError
+from ckptstore.format.layout import LATEST_KEY, RUN_KEY, Stem, slot_key
+from ckptstore.objectstore.memory import MemoryStore
+from ckptstore.protocol.catalog import Catalog
+from ckptstore.protocol.claim import Incarnation, claim
+from ckptstore.protocol.log import RunLog
+from ckptstore.testing import simulated
+from ckptstore.testing.tapped import TappedStore
+
+
+def saved(store):
+    log = RunLog.create(store)
+    simulated.save(log, Incarnation.new(job="gpt", host="node"), "a")
+    return log
+
+
+def keys(store):
+    return [info.key for info in store.list("")]
+
+
+def without(store, *prefixes):
+    for key in keys(store):
+        if key.startswith(prefixes):
+            store.delete(key)
+    return keys(store)
+
+
+def begin(store):
+    claim(RunLog.create(store), Incarnation.new(job="gpt", host="node"))
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        ("log/", RUN_KEY),
+        ("log/", RUN_KEY, LATEST_KEY),
+        ("log/",),
+        ("log/", LATEST_KEY),
+        ("log/", RUN_KEY, "data/"),
+        ("log/", "data/"),
+        (slot_key(1),),
+        (slot_key(1), "data/"),
+        (slot_key(1), LATEST_KEY),
+    ],
+    ids="+".join,
+)
+def test_where_something_tells_of_a_lost_commit_nothing_is_begun_and_none_is_not_the_answer(gone):
+    store = MemoryStore()
+    saved(store)
+    left = without(store, *gone)
+    with pytest.raises(IntegrityError, match=r"the log was lost\. Nothing was written") as lost:
+        begin(store)
+    assert "`ckptstore repair URL --rebuild-log`" in lost.value.hint
+    with pytest.raises(IntegrityError, match="the log was lost"):
+        Catalog(RunLog.open(store)).latest()
+    assert keys(store) == left
+
+
+def test_what_is_left_of_a_first_save_that_was_never_committed_hinders_nobody():
+    store = MemoryStore()
+    saved(store)
+    for key in keys(store):
+        if key in (slot_key(1), LATEST_KEY) or key.endswith("/COMMITTED"):
+            store.delete(key)
+    assert any(key.startswith("data/") for key in keys(store))
+    assert Catalog(RunLog.open(store)).latest() is None
+    begin(store)
+    assert RunLog.open(store).fold.term == 2
+
+
+def test_a_latest_json_that_cannot_be_read_fails_no_first_save_and_hides_no_lost_log():
+    """I10."""
+
+    def tap(call, act):
+        if call.key == LATEST_KEY:
+            raise AccessDeniedError("403")
+        return act()
+
+    begin(TappedStore(MemoryStore(), tap))
+    store = MemoryStore()
+    saved(store)
+    without(store, "log/", RUN_KEY)
+    with pytest.raises(IntegrityError, match="the log was lost"):
+        begin(TappedStore(store, tap))
+
+
+@pytest.mark.parametrize(
+    "strange", [LATEST_KEY, "data/0/readme.txt", "data/train.bin", f"data/1/{Stem('a', 1, 1, 'f' * 32)}/notes"]
+)
+def test_files_of_others_do_not_hinder_a_new_run(strange):
+    store = MemoryStore()
+    store.put(strange, b"{}")
+    begin(store)
+    assert RunLog.open(store).fold.term == 1
+
+
+MOMENTS = [("get", RUN_KEY), ("get", LATEST_KEY), ("list", "data/0/"), ("get", slot_key(0))]
+
+
+@pytest.mark.parametrize("how_far", ["uploaded", "committed"])
+@pytest.mark.parametrize("moment", MOMENTS, ids=" ".join)
+def test_who_begins_a_run_that_somebody_else_begins_at_that_very_moment_goes_on_with_it(moment, how_far):
+    inner = MemoryStore()
+    once = iter([inner])
+
+    def tap(call, act):
+        if (call.operation, call.key) == moment:
+            for store in once:
+                saved(store)
+                if how_far == "uploaded":
+                    store.delete(slot_key(1))
+                    for key in keys(store):
+                        if key == LATEST_KEY or key.endswith("/COMMITTED"):
+                            store.delete(key)
+        return act()
+
+    begin(TappedStore(inner, tap))
+    fold = RunLog.open(inner).fold
+    assert (fold.term, fold.ever_committed) == (2, int(how_far == "committed"))
