@@ -58,6 +58,7 @@ class Door(TyperGroup):
         options = given[: given.index("--")] if "--" in given else given
         code, error = Exit.FINE, None
         access.forget()
+        self._command = ""
         try:
             answer = super().main(
                 access.moved_to_the_front(given), "ckptstore", complete_var, standalone_mode=False, **extra
@@ -66,7 +67,7 @@ class Door(TyperGroup):
         except CkptStoreError as ours:
             code, error = exit_for(ours), error_document(ours)
         except CLICK_ERROR as usage:
-            code, error = Exit.INPUT, _usage_document(usage)
+            code, error = Exit.INPUT, _usage_document(usage, self._command)
         except typer.Abort:
             code, error = Exit.STOPPED, _stopped_document(self._command)
         except Exception as fault:  # noqa: BLE001  (the last door: people get a message, never a traceback)
@@ -89,9 +90,10 @@ class Door(TyperGroup):
             self._command = ctx.invoked_subcommand or ""
 
 
-def _usage_document(usage: Any) -> Document:
-    context = getattr(usage, "ctx", None)
-    hint = f"Run `{context.command_path} --help`." if context else "Run `ckptstore --help`."
+def _usage_document(usage: Any, command: str) -> Document:
+    context = getattr(usage, "ctx", None)  # an option without its value has none
+    path = context.command_path if context else f"ckptstore {command}".strip()
+    hint = f"Run `{path} --help`."
     return {"error": "usage", "message": usage.format_message(), "hint": hint, "facts": {}}
 
 

@@ -49,22 +49,24 @@ def rollback(
         if as_json or not sys.stdin.isatty():
             raise InvalidInputError("Nobody is there to confirm it.", hint="Add --yes. Nothing was changed.")
         for each in above:
-            print_line(f"would be set aside: {_exact(each)}")
-        if not typer.confirm(f"Go back to {clean(_exact(target))}?", err=True):
+            print_line(f"would be set aside: {each.exact_name}")
+        if not typer.confirm(f"Go back to {clean(target.exact_name)}?", err=True):
             print_line("Nothing was changed.")
             return Exit.STOPPED
+    exactly = {each.seq: each.exact_name for each in above}
     seqs = store.rollback(target, note=note)
     if as_json:
         print_json({**_changed(store, target, changed=bool(seqs)), "set_aside": seqs})
     elif seqs:
-        print_line(f"{_exact(target)} is the latest; set aside: {', '.join(map(str, seqs))}. Nothing was deleted.")
+        told = ", ".join(exactly.get(seq, str(seq)) for seq in seqs)
+        print_line(f"{target.exact_name} is the latest; set aside: {told}. Nothing was deleted.")
         if store.reign is not None:
             print_line(
-                f"Job {store.reign.job} on {store.reign.host} holds this run: if it still runs, stop it and start it "
-                "again, or what it saves next is the latest."
+                f"Job {store.reign.job} on {store.reign.host} claimed this run last: if it still runs, stop it and "
+                "start it again, or what it saves next is the latest."
             )
     else:
-        print_line(f"{_exact(target)} is the latest already; nothing was changed.")
+        print_line(f"{target.exact_name} is the latest already; nothing was changed.")
     return Exit.FINE
 
 
@@ -82,7 +84,7 @@ def restore(url: Url, name: Name, *, single_writer: SingleWriter = False, as_jso
         print_json(_changed(store, target, changed=changed))
     else:
         told = f"may be selected again; it was {aside}" if changed else "was not set aside; nothing was changed"
-        print_line(f"{_exact(target)} {told}.")
+        print_line(f"{target.exact_name} {told}.")
     return Exit.FINE
 
 
@@ -106,7 +108,7 @@ def pin(
         print_json({**_changed(store, target, changed=changed), "holder": holder})
     else:
         told = "is pinned" if changed else "was pinned just so already; nothing was changed"
-        print_line(f"{_exact(target)} by {holder}: {told}.")
+        print_line(f"{target.exact_name} by {holder}: {told}.")
     return Exit.FINE
 
 
@@ -119,7 +121,7 @@ def unpin(url: Url, name: Name, *, holder: Holder, single_writer: SingleWriter =
         print_json({**_changed(store, target, changed=changed), "holder": holder})
     else:
         told = "is no longer pinned" if changed else "was not pinned; nothing was changed"
-        print_line(f"{_exact(target)} by {holder}: {told}.")
+        print_line(f"{target.exact_name} by {holder}: {told}.")
     return Exit.FINE
 
 
@@ -137,7 +139,3 @@ def _changed(store: CheckpointStore, target: Checkpoint, *, changed: bool) -> Do
     """Return what became of it, with the checkpoint as it stands now."""
     now = checkpoint_document(store.get(seq=target.seq))
     return {**run_document(store), "changed": changed, "checkpoint": now}
-
-
-def _exact(checkpoint: Checkpoint) -> str:
-    return f"{checkpoint.checkpoint_id}@{checkpoint.seq}"

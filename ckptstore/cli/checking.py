@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, cast, get_args
 
 import typer
@@ -15,7 +16,7 @@ from ckptstore.cli.exits import Exit
 from ckptstore.cli.render import print_json, print_note, progress_of
 from ckptstore.cli.sharing import Memory, Subset, Threads, shared_out, transfer_of
 from ckptstore.cli.verdicts import judged_document, loss_document, print_verdicts
-from ckptstore.errors import IntegrityError, InvalidInputError
+from ckptstore.errors import IntegrityError, InvalidInputError, NotFoundError
 from ckptstore.format.layout import RUN_KEY
 from ckptstore.maintenance.scrub import Scrub
 from ckptstore.nearest import meant
@@ -66,17 +67,21 @@ def verify(  # noqa: PLR0913  (what a person may ask for)
             hint="Leave out --record, or --subset; unset WORLD_SIZE.",
         )
     store = _opened(url, single_writer=single_writer, transfer=transfer_of(memory=memory, threads=threads))
-    if shared.said and not as_json:
+    if not (shared.share.is_whole or as_json):
         print_note(f"{shared.said}: only a share of the objects is verified")
     scrub, log = store.scrub(subset=(shared.share.index, shared.share.count)), list[Document]()
+    if quarantine or record:
+        scrub.check_may_note()
     checkpoints, judged = list[Document](), set[str]()
     with progress_of(f"verifying, level {level}", wanted=not as_json) as progress:
         for verdict in _verdicts(store, scrub, name, asked, everything=everything, progress=progress):
             log += findings_of(verdict, of_log=True)
             judged |= {RUN_KEY}.intersection(verdict.objects)
             if verdict.seq is not None:
-                quarantined = quarantine and scrub.quarantine(verdict)
-                recorded = record and verdict.passed and scrub.record(verdict)
+                quarantined = recorded = False
+                with suppress(NotFoundError):  # it is retired meanwhile: its verdict stands
+                    quarantined = quarantine and scrub.quarantine(verdict)
+                    recorded = record and verdict.passed and scrub.record(verdict)
                 checkpoints.append(judged_document(verdict, store, quarantined=quarantined, recorded=recorded))
         lost = loss_document(scrub.loss(level=asked, progress=progress))
     document: Document = {

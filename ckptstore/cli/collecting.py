@@ -25,7 +25,7 @@ from ckptstore.clock import SystemClock, timestamp
 from ckptstore.errors import InvalidInputError
 from ckptstore.maintenance.collect import Report
 from ckptstore.maintenance.collect_plan import Deletion, Plan
-from ckptstore.maintenance.retention import Keep
+from ckptstore.maintenance.retention import Keep, unmatched
 from ckptstore.store import CheckpointStore
 from ckptstore.units import counted, format_bytes
 from ckptstore.wholefile import file_at
@@ -79,16 +79,24 @@ def retire(  # noqa: PLR0913  (an option each)
         raise InvalidInputError("Name checkpoints, or give --keep-... rules, and not both.", hint="See --help.")
     store = opened(url, single_writer=single_writer)
     if keep is None:
-        targets = [_only(store, name) for name in names or ()]
+        targets = [*{each.seq: each for each in (_only(store, name) for name in names or ())}.values()]
+        store.check_retirement(*targets)  # before anybody is asked
         wanted = [each.seq for each in targets]
     else:
+        for line in unmatched([each.committed for each in store.checkpoints()], keep):
+            print_warning(line)
         wanted = list(store.plan_retirement(keep))
     exactly = _exact_names(store)
     if wanted and not yes:
-        if as_json or not sys.stdin.isatty():
-            raise InvalidInputError("Nobody is there to confirm it.", hint="Add --yes. Nothing was changed.")
-        for seq in wanted:
+        for seq in wanted if not as_json else ():
             print_line(f"would be retired: {exactly[seq]}")
+        if as_json or not sys.stdin.isatty():
+            raise InvalidInputError(
+                "Nobody is there to confirm it.",
+                hint="Add --yes. Nothing was changed.",
+                seqs=wanted,
+                names=[exactly[seq] for seq in wanted],
+            )
         if not typer.confirm("Retire them for ever?", err=True):
             print_line("Nothing was changed.")
             return Exit.STOPPED
@@ -110,7 +118,7 @@ def _only(store: CheckpointStore, name: str) -> Checkpoint:
     if len(same) > 1:
         raise InvalidInputError(
             f"{len(same)} checkpoints have the name {name!r:.80}: which one is meant is not said.",
-            hint=f"Write {name}@{found.seq}, say; see `ckptstore ls URL --all`.",
+            hint=f"Write {found.exact_name}, say; see `ckptstore ls URL --all`.",
             seqs=[each.seq for each in same],
         )
     return found
@@ -196,7 +204,9 @@ def _best(text: str | None) -> tuple[str, Literal["min", "max"], int] | None:
     metric, _, rest = text.rpartition(":")[0].rpartition(":")
     count = text.rpartition(":")[2]
     if not metric or rest not in ("min", "max") or not (count.isascii() and count.isdigit()) or len(count) > 9:  # noqa: PLR2004
-        raise InvalidInputError(f"--keep-best {text!r:.80} is not METRIC:MODE:N.", hint="Write val_loss:min:3, say.")
+        raise InvalidInputError(
+            f"--keep-best {text!r:.80} is not METRIC:MODE:N, with MODE min or max.", hint="Write val_loss:min:3, say."
+        )
     return metric, cast("Literal['min', 'max']", rest), int(count)
 
 
@@ -205,7 +215,7 @@ def _seconds(text: str) -> float:
 
 
 def _exact_names(store: CheckpointStore) -> dict[int, str]:
-    return {each.seq: f"{each.checkpoint_id}@{each.seq}" for each in store.checkpoints(include_set_aside=True)}
+    return {each.seq: each.exact_name for each in store.checkpoints(include_set_aside=True)}
 
 
 @contextmanager
@@ -213,11 +223,13 @@ def _audited(path: Path | None, *, shown: bool) -> Iterator[Callable[[Sequence[D
     """Yield what writes a line for each deletion before it is sent: so none is ever without one.
 
     Raises:
-        InvalidInputError: The file cannot be opened.
+        InvalidInputError: The file cannot be opened; raised by what is yielded, it cannot be written any more.
     """
     with ExitStack() as stack:
         try:
-            file = None if path is None else stack.enter_context(open(path, "a", encoding="utf-8"))  # noqa: PTH123
+            file = None if path is None else stack.enter_context(open(path, "a+b", buffering=0))  # noqa: PTH123
+            if file is not None and file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                file.write(b"\n")  # after a line that had no room
         except OSError as error:
             raise InvalidInputError(
                 f"{path} cannot be written: {error.strerror}.", hint="Name another file."
@@ -226,9 +238,18 @@ def _audited(path: Path | None, *, shown: bool) -> Iterator[Callable[[Sequence[D
         def tell(deletions: Sequence[Deletion]) -> None:
             if file is not None:
                 at = timestamp(SystemClock())
-                file.writelines(json.dumps({"at": at, **_deletion_document(each)}) + "\n" for each in deletions)
-                file.flush()
-                os.fsync(file.fileno())
+                lines = [json.dumps({"at": at, **_deletion_document(each)}) + "\n" for each in deletions]
+                left = "".join(lines).encode()
+                try:
+                    while left:
+                        left = left[file.write(left) :]
+                    os.fsync(file.fileno())
+                except OSError as error:
+                    raise InvalidInputError(
+                        f"{path} cannot be written any more: {error.strerror}. What has no line there was not deleted; "
+                        "what was retired stays retired.",
+                        hint="Make room, or name another file, and look at the new plan: `ckptstore gc URL`.",
+                    ) from error
             if shown:
                 for each in deletions:
                     print_line(f"delete {each.key}  {format_bytes(each.size)}  {each.why}")
@@ -289,7 +310,7 @@ def _print_plan(store: CheckpointStore, plan: Plan) -> None:
         print_note(pointed(note))
     warn_of_lost_tail(store)
     if plan.is_empty:
-        print_line("There is nothing to do.")
+        print_line("There is nothing to do yet." if plan.waiting else "There is nothing to do.")
         return
     size = format_bytes(sum(each.size for each in plan.delete))
     print_line(

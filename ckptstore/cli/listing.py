@@ -20,7 +20,7 @@ from ckptstore.cli.documents import (
     run_document,
 )
 from ckptstore.cli.exits import Exit, exit_for
-from ckptstore.cli.render import print_error, print_json, print_line, print_table
+from ckptstore.cli.render import print_error, print_json, print_line, print_note, print_table
 from ckptstore.errors import CkptStoreError, IntegrityError
 from ckptstore.format.version import FORMAT
 from ckptstore.protocol.log import Entry
@@ -88,7 +88,7 @@ def latest(url: Url, *, as_json: AsJson = False) -> int:
         nothing = error_document(nothing_committed(store))
         print_error(nothing["message"], nothing["hint"])
     else:
-        print_line(f"{found.checkpoint_id}@{found.seq}")
+        print_line(found.exact_name)
     if not as_json:
         warn_of_lost_tail(store)
     return Exit.BAD if found is None else Exit.FINE
@@ -143,6 +143,8 @@ def _print_committed(document: Document) -> None:
         _print_checkpoints(document["committed"], latest=document["latest"])
     else:
         print_line("Nothing is committed here.")
+    if not document["run"]:
+        print_note("Check the URL: it must be the run's own root, where run.json is.")
 
 
 def _print_checkpoints(lines: Sequence[Document], *, latest: int | None) -> None:
@@ -226,11 +228,11 @@ def _print_attempts(attempts: Sequence[Document]) -> None:
 
 def _print_reign(reign: Document | None) -> None:
     if reign is not None:
-        since = "" if reign["committed_since"] else "; claimed, no commit since"
+        since = "" if reign["committed_since"] else "; no commit since"
         print_line()
-        print_line(
-            f"Held by job {reign['job']} on {reign['host']} (term {reign['term']}) "
-            f"since {when(reign['claimed_at'])} UTC{since}."
+        print_line(  # the log does not say whether it still runs
+            f"Last claimed by job {reign['job']} on {reign['host']} (term {reign['term']}) "
+            f"at {when(reign['claimed_at'])} UTC{since}."
         )
 
 

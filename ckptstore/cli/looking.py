@@ -61,7 +61,7 @@ def tree(
     """
     store = open_run(url)
     checkpoint = chosen(store, name)
-    root: Document = _node(f"{checkpoint.checkpoint_id}@{checkpoint.seq}")
+    root: Document = _node(checkpoint.exact_name)
     for key in checkpoint.keys.values():
         _add(root, re.split(r"[./]", key.name), key.nbytes, depth)
     _listed(root)

@@ -7,6 +7,7 @@ the output is no terminal there are no colours, no bars, and one line per row.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -127,20 +128,24 @@ def _finite(value: object) -> object:
     return value
 
 
-def _print(stream: TextIO, what: Text | Table) -> None:
-    terminal = stream.isatty()
-    console = Console(file=stream, force_terminal=terminal, highlight=False, width=None if terminal else WIDE_COLUMNS)
-    with console.capture() as captured:
-        console.print(what, soft_wrap=isinstance(what, Text))
-    _write(stream, "".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1]))
+def _print(stream: TextIO | None, what: Text | Table) -> None:
+    terminal = stream is not None and stream.isatty()
+    drawn, width = io.StringIO(), None if terminal else WIDE_COLUMNS
+    console = Console(file=drawn, force_terminal=terminal, highlight=False, width=width)
+    console.print(what, soft_wrap=isinstance(what, Text))
+    _write(stream, "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().split("\n")[:-1]))
 
 
-def _write(stream: TextIO, text: str) -> None:
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:  # it was closed before the program began
+        raise SystemExit(Exit.PIPE)
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
-    except BrokenPipeError:
-        # Whoever read has enough. The interpreter flushes once more at its exit: into nothing.
+    except OSError as error:
+        # Whoever read has enough, or has no room. The interpreter flushes once more at its exit: into nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
+            print_error(f"The answer cannot be written: {error.strerror}. What was asked for may be done.", "")
         raise SystemExit(Exit.PIPE) from None

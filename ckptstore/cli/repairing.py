@@ -69,7 +69,7 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
 
     With --from, every kept checkpoint, or the named one, is verified at level full, and what is damaged in two readings
     is stored again from the replica: the same bytes that the log names, hashed before they are sent and read back.
-    With --restore alone, what is quarantined is verified so.
+    A replica is a whole copy of the run, with its run.json. With --restore alone, what is quarantined is verified so.
 
     With --rebuild-log, a new log is made from the copies of commits beside the data, of checkpoints whose every byte is
     there. It is refused while there is any record. Stop every job first.
@@ -86,11 +86,15 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
             hint="Check the URL. If its log and run.json were lost, see `ckptstore repair URL --rebuild-log`.",
         )
     work = store.repair()
+    replica = None if source is None else _replica(source, url, transfer)
+    if replica is not None:
+        work.check_replica(replica)
+    if restores and yes:
+        work.check_may_restore()
     stale = work.stale_hints()
     if yes:
         work.write_hints(stale)
     targets = _targets(store, name, source, restores=restores)
-    replica = None if source is None else _replica(source, url, transfer)
     with progress_of("verifying, level full", wanted=not as_json) as progress:
         mendings = [_Mending(work, each, replica, progress) for each in targets]
         checkpoints = [each.done(store, restores=restores) if yes else each.shown() for each in mendings]
@@ -179,6 +183,8 @@ def _print(document: Document, stale: list[Hint], *, restores: bool) -> None:
         print_line(f"{'written' if done else 'would be written'}: {hint.key} ({hint.why})")
     if not stale:
         print_line("The hints say what the log says.")
+    if not document["checkpoints"]:
+        print_line(pointed("No data was looked at: `ckptstore verify URL --all --level full` does that."))
     for each in document["checkpoints"]:
         what = f"{each['checkpoint_id']}@{each['seq']}"
         aside = f" ({each['set_aside']})" if each["set_aside"] else ""

@@ -7,6 +7,8 @@ leaves one that nobody wrote down; a line for one that was never sent is the pri
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -38,13 +40,19 @@ from ckptstore.maintenance.collect_plan import (
 from ckptstore.maintenance.retention import Keep, retirable
 from ckptstore.objectstore.port import PendingUpload
 from ckptstore.options import TransferOptions
-from ckptstore.protocol.fold import Fold, rejection
+from ckptstore.protocol.capable import check_signs
+from ckptstore.protocol.fold import Fold
 from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.retirement import refusals
 
 SEQS_AT_ONCE = 1000
 """Of one record: it has 64 KiB at most."""
 DELETIONS_AT_ONCE = 64
 """Of one call of the audit."""
+AGAIN = (
+    "Run the same command without what applies it (`ckptstore gc URL` without --apply), and look at the new plan; to "
+    "apply it, the --keep-... rules and --grace must be the same as when it was shown."
+)
 
 Audit = Callable[[Sequence[Deletion]], None]
 """Told of what is about to be deleted. What it raises ends the collection, before these are."""
@@ -90,31 +98,38 @@ def retire(log: RunLog, seqs: Iterable[int], *, reason: str) -> list[int]:
 
     Raises:
         InvalidInputError: They may not be retired: one is pinned, the newest, or the newest verified, or fewer than two
-            would be left; or one is no kept checkpoint, the reason is too long, or they are too many.
+            would be left; or one is no kept checkpoint, the reason is too long, or they are too many. Those that
+            may not are named, each with its reason.
         CommitUnknownError: Whether they are retired is not known; ask again. See `RunLog.append` for the rest.
 
     If killed: all of them are retired or none. Nothing is deleted but the copies of their commits, which are hints.
     """
-    wanted = sorted(set(seqs))
-    if len(wanted) > SEQS_AT_ONCE:  # all or none: of several records some could be written
-        raise InvalidInputError(
-            f"{len(wanted)} checkpoints are too many for one record, which holds {SEQS_AT_ONCE}. Nothing was retired.",
-            hint=f"Name at most {SEQS_AT_ONCE} at once.",
-        )
+    wanted = _all_at_once(seqs)
 
     def decide(fold: Fold) -> Retire | None:
         left = tuple(seq for seq in wanted if seq not in fold.retired)
-        record = Retire(left, reason)
-        if left and (why := rejection(fold, fold.end, record)) is not None:
-            raise InvalidInputError(
-                f"{', '.join(map(str, left))} cannot be retired: {why}. Nothing was retired.",
-                hint="See `ckptstore ls URL --all`; `ckptstore unpin URL NAME --holder HOLDER` lets go of a pin.",
-                seqs=list(left),
-            )
-        return record if left else None
+        _check_allowed(fold, left)
+        return Retire(left, reason) if left else None
 
     log.refresh()
     return _without_copies(log, _retired(log, decide))
+
+
+def check_retirable(log: RunLog, seqs: Iterable[int]) -> None:
+    """Check that checkpoints may be retired now, before anybody is asked whether they shall be. Nothing is changed.
+
+    Args:
+        log: Open.
+        seqs: Which. What is retired already may be.
+
+    Raises:
+        InvalidInputError: They may not; see `retire`.
+        UnsupportedError: A later release wrote to this log.
+        CkptStoreError: The log could not be read.
+    """
+    wanted = _all_at_once(seqs)
+    fold = log.refresh().whole()
+    _check_allowed(fold, [seq for seq in wanted if seq not in fold.retired])
 
 
 def retire_by(
@@ -181,6 +196,8 @@ def collect(  # noqa: PLR0913  (what was shown, and how it is applied)
         options: How many deletions are on their way at once.
 
     Raises:
+        InvalidInputError: The digest or the grace is none; or the run is signed, and there is no key to sign with.
+            Nothing was changed.
         ConflictError: The plan is not the one that was shown any more. Nothing was changed, or nothing but what that
             plan says: a checkpoint that was to be retired was pinned in that very moment.
         IntegrityError: The log is damaged, or lost its tail. Nothing was deleted.
@@ -191,9 +208,15 @@ def collect(  # noqa: PLR0913  (what was shown, and how it is applied)
 
     If killed: some of it is done, in this order: retired, deleted, recorded as gone. The next collection goes on.
     """
+    if re.fullmatch("[0-9a-f]{64}", digest) is None:
+        raise InvalidInputError(
+            f"{digest!r:.80} is no digest of a plan.", hint="`ckptstore gc URL` prints it: 64 hexadecimal digits."
+        )
     plan = plan_collection(log, keep=keep, grace_seconds=grace_seconds)
     if plan.digest != digest:
         raise _another_plan(digest, plan)
+    if plan.retire or plan.gone or log.fold.retired:  # what is deleted is recorded as gone
+        check_signs(log.check_tail(), log.fold, log.options.signing)
     report = Report(plan)
     if keep is not None:
         report.retired = _retire_as_shown(log, plan.retire, keep, reason)
@@ -242,6 +265,27 @@ def collect_retired(
     return report
 
 
+def _all_at_once(seqs: Iterable[int]) -> list[int]:
+    wanted = sorted(set(seqs))
+    if len(wanted) > SEQS_AT_ONCE:  # all or none: of several records some could be written
+        raise InvalidInputError(
+            f"{len(wanted)} checkpoints are too many for one record, which holds {SEQS_AT_ONCE}. Nothing was retired.",
+            hint=f"Name at most {SEQS_AT_ONCE} at once.",
+        )
+    return wanted
+
+
+def _check_allowed(fold: Fold, seqs: Sequence[int]) -> None:
+    if not (refused := refusals(fold, seqs)):
+        return
+    hint = "Leave it out; `ckptstore ls URL --all` shows what there is."
+    for each in [each for each in refused if each.holders][:1]:
+        name, holder = shlex.quote(each.name), shlex.quote(each.holders[0])
+        hint = f"Leave it out; or `ckptstore unpin URL {name} --holder {holder}` lets go of a pin."
+    told = " ".join(f"{each.name} cannot be retired: {each.why}." for each in refused)
+    raise InvalidInputError(f"{told} Nothing was retired.", hint=hint, seqs=[each.seq for each in refused])
+
+
 def _retired(log: RunLog, decide: Callable[[Fold], Retire | None]) -> list[int]:
     appended = log.append(decide)
     if appended is None or not isinstance(appended.record, Retire):
@@ -274,10 +318,10 @@ def _retire_as_shown(log: RunLog, shown: Sequence[int], keep: Keep, reason: str)
         def decide(fold: Fold, wanted: Sequence[int] = wanted) -> Retire | None:
             left = tuple(seq for seq in wanted if seq in fold.commits)  # another collector may have been first
             if spared := sorted({*left} - {*retirable(fold, keep)}):
+                names = ", ".join(fold.commits[seq].exact_name for seq in spared)
                 raise ConflictError(
-                    f"The plan that was shown no longer holds: {', '.join(map(str, spared))} may not be retired now. "
-                    "Nothing was deleted.",
-                    hint="Look at the new plan: run the same command again, or `ckptstore gc URL --dry-run`.",
+                    f"The plan that was shown no longer holds: {names} may not be retired now. Nothing was deleted.",
+                    hint=AGAIN,
                     seqs=spared,
                 )
             return Retire(left, reason or str(keep)) if left else None
@@ -292,7 +336,7 @@ def _another_plan(digest: str, plan: Plan) -> ConflictError:
         f"The plan is not the one that was shown: its digest is {plan.digest}, quoted was {digest}. It would retire "
         f"{len(plan.retire)} checkpoints, delete {len(plan.delete)} objects of {bytes_now} bytes and abort "
         f"{len(plan.abort)} uploads. Nothing was changed.",
-        hint="Look at the new plan: `ckptstore gc URL --dry-run`.",
+        hint=AGAIN,
         quoted=digest,
         planned=plan.digest,
         retire=list(plan.retire),

@@ -24,14 +24,14 @@ from ckptstore.errors import (
     UnsupportedError,
 )
 from ckptstore.format.canonical import canonical_json
-from ckptstore.format.layout import DATA_PREFIX, Stem, parse_data_key, slot_key
+from ckptstore.format.layout import DATA_PREFIX, LANES, Stem, lane_prefix, parse_data_key, slot_key
 from ckptstore.format.records import MAX_RECORD_BYTES, Retire
 from ckptstore.format.strict_json import parse_json
-from ckptstore.maintenance.retention import Keep, retirable
+from ckptstore.maintenance.retention import Keep, retirable, unmatched
 from ckptstore.maintenance.uploads import Found, judged, time_of
 from ckptstore.objectstore.port import ObjectInfo, ObjectStore, PendingUpload
 from ckptstore.options import MAX_SECONDS, check_kinds
-from ckptstore.protocol.catalog import LANES, is_orphan
+from ckptstore.protocol.catalog import is_orphan
 from ckptstore.protocol.fold import Fold
 from ckptstore.protocol.log import RunLog
 
@@ -167,6 +167,7 @@ def plan_collection(log: RunLog, *, keep: Keep | None = None, grace_seconds: flo
     uploads = _uploads(store, notes)
     fold = certain_fold(log)
     retire = tuple(retirable(fold, keep)) if keep else ()
+    notes += unmatched(fold.selectable, keep) if keep else ()
     if grace_seconds and now is None:
         notes.append("The store does not tell its time here: what waits for the grace waits on (--grace 0 does not).")
     ripe = Ripe(log, fold, now, grace_seconds)
@@ -243,6 +244,11 @@ class Ripe:
         self._moment = -math.inf if now is None else now - grace_seconds
         self._young: frozenset[int] | None = None
 
+    @property
+    def grace(self) -> str:
+        """What is waited for, for people."""
+        return f"waits for the grace of {self._grace:g} s"
+
     def retired(self, seq: int) -> bool:
         """Return whether the retirement of `seq` stands in the log for so long."""
         return not self._grace or (seq in self._fold.retired and seq not in self._recent)
@@ -284,8 +290,10 @@ class _Sorted:
         if seq is not None:
             is_ripe, why = self._ripe.retired(seq), f"{stem.name}@{seq} is retired"
             if not is_ripe:  # the copy of its commit goes at once: a log that is rebuilt leaves it out
-                self.delete += [Deletion(info.key, info.size, why) for info in infos if info.key == stem.committed_key]
+                copy = f"copy of the commit of {stem.name}@{seq}, which is retired"
+                self.delete += [Deletion(info.key, info.size, copy) for info in infos if info.key == stem.committed_key]
                 infos = [info for info in infos if info.key != stem.committed_key]
+                why += f"; {self._ripe.grace} since its retirement"
         elif not is_orphan(self._fold, stem):  # I7
             return
         elif stem.committed_key in {info.key for info in infos} and not self._is_vouched_for(stem):
@@ -293,6 +301,7 @@ class _Sorted:
             why = "it holds a COMMITTED copy of no record here: of another run, or of a log that was lost"
         else:
             is_ripe, why = self._ripe.stored(infos), "it can never commit"
+            why += "" if is_ripe else f"; {self._ripe.grace} since its newest object was stored"
         if is_ripe:
             self.delete += [Deletion(info.key, info.size, why) for info in infos]
         elif infos:
@@ -320,7 +329,7 @@ def _prefixes(fold: Fold, keep: Keep | None) -> set[str]:
 
 def keys_under(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
     """Return the objects of an attempt, as they are listed now in every lane under exactly its own prefix."""
-    found = [info for lane in range(LANES) for info in store.list(f"{DATA_PREFIX}{lane:x}/{prefix}/")]
+    found = [info for lane in range(LANES) for info in store.list(f"{lane_prefix(lane)}{prefix}/")]
     return [info for info in found if parse_data_key(info.key) is not None]  # what does not parse is foreign, and stays
 
 

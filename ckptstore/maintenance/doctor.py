@@ -23,6 +23,7 @@ from ckptstore.objectstore.bucket import BucketSettings
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import LogOptions, check_flags
 from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.lost import check_not_lost
 from ckptstore.units import counted
 
 ONLY_WRITERS_NEED = {
@@ -153,6 +154,7 @@ def _check_run(visit: Visit, options: LogOptions | None) -> None:
                 hint="Save nothing; restore the log's objects from a backup or earlier versions.",
                 lost_from=log.lost_from,
             )
+        check_not_lost(log)
         if log.run is None:
             return fine("run", "log", "There is no run here yet.")
         return fine("run", "log", f"The log is whole and ends before slot {end}.", value=end)

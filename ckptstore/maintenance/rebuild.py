@@ -16,11 +16,13 @@ from ckptstore.errors import ConflictError, IntegrityError, InvalidInputError, U
 from ckptstore.format import canonical
 from ckptstore.format.layout import DATA_PREFIX, LOG_PREFIX, RUN_KEY, Stem, parse_data_key, slot_key
 from ckptstore.format.records import MAX_RECORD_BYTES, Claim, Commit, RunFile, decode_record, encode_run
+from ckptstore.format.seal import signer_of
 from ckptstore.format.strict_json import parse_json
 from ckptstore.format.version import CREATED_BY
 from ckptstore.protocol.fold import Committed, Fold
-from ckptstore.protocol.log import Outcome, RunLog, create_once
-from ckptstore.signing import Signing
+from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.once import Outcome, create_once
+from ckptstore.signing import KEY_FILE_VARIABLE, Signing
 
 REBUILDER = "ckptstore repair --rebuild-log"
 """The job of the claims in a log that was rebuilt."""
@@ -33,10 +35,12 @@ class Copy:
     Args:
         run: Identity of the run that it is of.
         committed: The checkpoint as it stood in the lost log.
+        is_signed: Somebody signed it.
     """
 
     run: str
     committed: Committed
+    is_signed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ def _copy(body: bytes, stem: Stem, signing: Signing | None) -> Copy:
     envelope, record, digest = decode_record(body, seq=seq, run=run, signing=signing)
     if not isinstance(record, Commit) or record.stem != stem:
         raise IntegrityError(f"{stem.committed_key} is no copy of this attempt's commit.", key=stem.committed_key)
-    return Copy(run, Committed(seq, digest, envelope.written_at, record))
+    return Copy(run, Committed(seq, digest, envelope.written_at, record), signer_of(body) is not None)
 
 
 def check_one_run(log: RunLog, found: Sequence[Copy]) -> str:
@@ -138,11 +142,19 @@ def rebuild(log: RunLog, run: str, found: Sequence[Copy]) -> RunLog:
         found: Copies in their order, of checkpoints whose bytes are all there.
 
     Raises:
+        InvalidInputError: The copies are signed, and there is no key to sign with. Nothing was written.
         ConflictError: A job has claimed the run meanwhile.
         CommitUnknownError: Whether a record stands is not known; do it again. See `RunLog.append` for the rest.
 
     If killed: a log with the first of the checkpoints, as they were; done again, it goes on.
     """
+    signing = log.options.signing
+    if any(copy.is_signed for copy in found) and (signing is None or signing.key is None):
+        raise InvalidInputError(
+            "The copies are signed, and there is no key to sign the new log with: whoever requires signatures could "
+            "read nothing of it. Nothing was written.",
+            hint=f"Set {KEY_FILE_VARIABLE} to the file of a key that is trusted.",
+        )
     clock = _Then(log.clock)
     if log.run is None:
         body = encode_run(RunFile(run=run, created_at=timestamp(clock), created_by=CREATED_BY))

@@ -78,6 +78,16 @@ class Repair:
         """Write hints as they ought to be. If killed: some are new, the others as they were."""
         hints.write_hints(self._log.store, stale)
 
+    def check_replica(self, source: ObjectStore) -> None:
+        """Check that a store is a replica of this run.
+
+        Raises:
+            NotFoundError: There is no run. InvalidInputError: it is another one.
+            CkptStoreError: It could not be read.
+        """
+        fold = self._log.fold
+        replica.check_replica(source, run=fold.run, run_blake3=fold.run_blake3)
+
     def verdict(self, committed: Committed, *, progress: Progress = unwatched) -> Verdict:
         """Return what level `full` says of a checkpoint; what it finds is read twice."""
         return self._scrub.verify(committed, level="full", progress=progress)
@@ -173,6 +183,10 @@ class Repair:
         for entry, fold in folded(self._log, end=self._log.fold.end):
             if not fold.ignored or fold.ignored[-1].seq != entry.seq:
                 yield entry
+
+    def check_may_restore(self) -> None:
+        """Check, before anything is read, that a restoration can be signed if it must be: see `Scrub`."""
+        self._scrub.check_may_note()
 
     def restore(self, committed: Committed) -> bool:
         """Make a checkpoint selectable again. See `Catalog.restore`. If killed: it is restored or not."""

@@ -8,13 +8,23 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from ckptstore.errors import IntegrityError, NotFoundError, OutcomeUnknownError, UnsupportedError
+from ckptstore.errors import (
+    CkptStoreError,
+    IntegrityError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnsupportedError,
+)
 from ckptstore.format.codec import PartRef
+from ckptstore.format.layout import RUN_KEY
+from ckptstore.format.records import MAX_RECORD_BYTES, decode_run
 from ckptstore.format.shard import Shard, StoredShard
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.parts import direct_refs, load_parts
+from ckptstore.protocol.reading import get_if_there
 from ckptstore.transfer.budget import budget
 from ckptstore.transfer.download import checked_table, damaged_leaves, fetch, spans_of_shard, verify_shard
 
@@ -35,6 +45,34 @@ class Named:
     key: str
     size: int
     what: PartRef | StoredShard
+
+
+def check_replica(replica: ObjectStore, *, run: str, run_blake3: str) -> None:
+    """Check that a store is a replica of this run, before its objects are read: it has the very same `run.json`.
+
+    Args:
+        replica: What was named as one.
+        run: The run's identity.
+        run_blake3: Of its `run.json`.
+
+    Raises:
+        NotFoundError: There is no run.
+        InvalidInputError: It is of another run.
+        CkptStoreError: It could not be read.
+    """
+    body = get_if_there(replica, RUN_KEY, max_bytes=MAX_RECORD_BYTES)
+    hint = f"Check the URL of the replica: it is the root of a whole copy of this run, with {RUN_KEY}."
+    if body is None:
+        raise NotFoundError(f"There is no run at {replica.url}.", hint=hint, key=RUN_KEY)
+    if blake3(body).hexdigest() == run_blake3:
+        return
+    try:
+        theirs = f"of run {decode_run(body).run}"
+    except CkptStoreError:
+        theirs = "and cannot be read"
+    raise InvalidInputError(
+        f"{replica.url} is no replica of run {run}: its {RUN_KEY} is another one, {theirs}.", hint=hint, run=run
+    )
 
 
 def named_objects(store: ObjectStore, committed: Committed) -> Iterator[Named]:

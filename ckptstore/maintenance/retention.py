@@ -7,24 +7,29 @@ say what is newer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
 from ckptstore.errors import InvalidInputError
+from ckptstore.format.canonical import MAX_TEXT_BYTES
 from ckptstore.format.records import ABANDONED
+from ckptstore.format.strict_json import is_utf8
 from ckptstore.options import check_counts
-from ckptstore.protocol.fold import MIN_KEEP, Committed, Fold
+from ckptstore.protocol.fold import Committed, Fold
+from ckptstore.protocol.retirement import MIN_KEEP
 
 _HOUR, _DAY = len("2026-01-02T03"), len("2026-01-02")
+_SHOWN, _SHOWN_AT_ONCE = 40, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
     """Which checkpoints are to be kept: what any part says is, and all that no policy may retire.
 
-    That is: the two newest, the newest that was verified at level full, what is pinned, and what is quarantined.
+    That is: the two newest, the newest that was verified at level full, what is pinned, and what is quarantined. While
+    no part says anything of any checkpoint (a metric or a tag that none has), all are kept.
 
     Args:
         last: The newest so many.
@@ -54,6 +59,10 @@ class Keep:
         object.__setattr__(self, "tags", _checked_tags(self.tags))
         if not self.as_json:
             raise InvalidInputError("Keep() keeps nothing.", hint="Say Keep(last=3), for instance.")
+        if (size := len(str(self).encode())) > MAX_TEXT_BYTES:  # it is the reason that a record gives
+            raise InvalidInputError(
+                f"A policy of {size} bytes cannot be recorded: it may have {MAX_TEXT_BYTES}.", hint="Name fewer tags."
+            )
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -77,11 +86,15 @@ class Keep:
 def retirable(fold: Fold, keep: Keep) -> list[int]:
     """Return what a policy lets go of, by seq: what no rule keeps, and what may be retired at all (I14).
 
+    A policy whose rules choose nothing lets go of nothing: a name in it is wrong, or what it waits for has not come.
     Of those set aside, quarantined ones are evidence and stay. Abandoned ones count for no rule, and go once as many
     selectable ones are newer as `last` says, two at least: until then a roll-back can be undone.
     """
     selectable = fold.selectable
-    kept = {each.seq for each in (*_chosen(selectable, keep), *selectable[-MIN_KEEP:])}
+    chosen = {each.seq for each in _chosen(selectable, keep)}
+    if not chosen:
+        return []
+    kept = chosen | {each.seq for each in selectable[-MIN_KEEP:]}
     if fold.newest_verified is not None:
         kept.add(fold.newest_verified.seq)
     newer = selectable[-max(keep.last or 0, MIN_KEEP) :]
@@ -94,6 +107,26 @@ def retirable(fold: Fold, keep: Keep) -> list[int]:
             each.seq not in kept if each.set_aside is None else each.set_aside == ABANDONED and each.seq < undone_below
         )
     ]
+
+
+def unmatched(selectable: Sequence[Committed], keep: Keep) -> list[str]:
+    """Return a sentence for each name in a policy that none of these checkpoints has: a metric, a tag.
+
+    It may be misspelt, and then what it was to keep is let go of.
+    """
+    said = []
+    if keep.best is not None and not _best(selectable, *keep.best):
+        metrics = {name for each in selectable for name in each.commit.metrics}
+        said.append(f"No checkpoint has a finite metric {keep.best[0]!r:.80}; {_there_are('metrics', metrics)}.")
+    tags = {tag for each in selectable for tag in each.commit.tags}
+    said += [f"No checkpoint has the tag {tag!r:.80}; {_there_are('tags', tags)}." for tag in {*keep.tags} - tags]
+    return sorted(said)
+
+
+def _there_are(what: str, names: Collection[str]) -> str:
+    some = ", ".join(repr(name)[:_SHOWN] for name in sorted(names)[:_SHOWN_AT_ONCE])
+    more = f", and {len(names) - _SHOWN_AT_ONCE} more" if len(names) > _SHOWN_AT_ONCE else ""
+    return f"there are the {what} {some}{more}" if names else f"there are no {what}"
 
 
 def _chosen(selectable: Sequence[Committed], keep: Keep) -> Iterator[Committed]:
@@ -129,9 +162,13 @@ def _first_of_each(newest_first: Iterable[Committed], length: int) -> Iterator[C
             yield each
 
 
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value) and is_utf8(value)
+
+
 def _checked_tags(tags: object) -> tuple[str, ...]:
     given = (tags,) if isinstance(tags, str) else tags
-    if not isinstance(given, list | tuple | set | frozenset) or not all(isinstance(tag, str) and tag for tag in given):
+    if not isinstance(given, list | tuple | set | frozenset) or not all(map(_is_name, given)):
         raise InvalidInputError(f"tags={tags!r:.80} are no tags.", hint="Pass tags=('release',), say.")
     return tuple(sorted(set(given)))
 
@@ -140,7 +177,7 @@ def _check_best(best: object) -> None:
     if not isinstance(best, tuple) or len(best) != 3:  # noqa: PLR2004  (name, mode, count)
         raise InvalidInputError(f"best={best!r:.80} is not (metric, 'min' or 'max', how many).")
     metric, mode, count = best
-    if not isinstance(metric, str) or not metric or mode not in ("min", "max"):
+    if not _is_name(metric) or mode not in ("min", "max"):
         raise InvalidInputError(f"best={best!r:.80} is not (metric, 'min' or 'max', how many).")
     check_counts(best=count)
 

@@ -11,6 +11,7 @@ from ckptstore.events import DamageFound, tell
 from ckptstore.format.records import LEVELS, Verified
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
+from ckptstore.protocol.capable import check_signs
 from ckptstore.protocol.catalog import Catalog
 from ckptstore.protocol.fold import Committed, Fold
 from ckptstore.protocol.log import RunLog
@@ -69,6 +70,17 @@ class Scrub:
         """Return verdicts on the log and on all that is kept. See `protocol.verify.verify_kept`."""
         self._log.refresh()
         return map(self._sure, verify_kept(self._log, level, self._options, progress, share=self.share))
+
+    def check_may_note(self) -> None:
+        """Check, before anything is read, that what `quarantine` and `record` append can be signed if it must be.
+
+        Raises:
+            InvalidInputError: There is no key to sign with.
+            IntegrityError: The log was removed since it was read.
+            CkptStoreError: The store could not be read.
+        """
+        if self._log.run is not None:
+            check_signs(self._log.check_tail(), self._log.fold, self._log.options.signing)
 
     def quarantine(self, verdict: Verdict) -> bool:
         """Set a checkpoint aside in which damage was read twice; False if nothing is to be done.

@@ -281,6 +281,11 @@ def test_bad_usage_exits_with_2_and_says_where_the_help_is(ckptstore, arguments)
     assert (ended.code, ended.json["error"]) == (2, "usage")
 
 
+def test_an_option_without_its_value_is_told_where_the_help_of_its_command_is(ckptstore):
+    ended = ckptstore("gc", "a", "--json", "--apply")
+    assert (ended.code, ended.json["hint"]) == (2, "Run `ckptstore gc --help`.")
+
+
 def test_without_arguments_the_help_is_shown(ckptstore):
     assert ckptstore().out == ckptstore("--help").out
     assert "rollback" in ckptstore().out

@@ -18,7 +18,7 @@ def three(run):
 def test_a_roll_back_makes_its_target_the_latest_and_the_next_save_goes_on(ckptstore, three):
     ended = ckptstore("rollback", three.url, "step-10", "--yes", "--note", "loss spike")
     assert ended.code == 0
-    assert "step-10@1 is the latest; set aside: 2, 3" in ended.out
+    assert "step-10@1 is the latest; set aside: step-20@2, step-30@3. Nothing" in ended.out
     assert ckptstore("latest", three.url).out == "step-10@1\n"
     assert "loss spike" in ckptstore("log", three.url).lines[-1]
     three.job = Incarnation.new(job="gpt")

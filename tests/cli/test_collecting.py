@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import resource
 import subprocess
 import sys
 
@@ -93,8 +94,17 @@ def test_another_digest_is_refused_with_both_and_nothing_is_changed(ckptstore, s
     assert (ended.code, ended.json["error"]) == (5, "conflict")
     assert ended.json["facts"]["quoted"] == plan["digest"]
     assert ended.json["facts"]["planned"] == planned(ckptstore, six, "--keep-last", 3, "--grace", 0)["digest"]
-    assert f"`ckptstore gc {six.url} --dry-run`" in ended.json["hint"]
+    assert f"`ckptstore gc {six.url}` without --apply" in ended.json["hint"]
+    assert "--keep-... rules and --grace must be the same" in ended.json["hint"]
     assert len(kept(six)) == 7
+
+
+def test_of_what_is_to_be_retired_the_copy_of_its_commit_goes_at_once_and_is_called_so(ckptstore, six):
+    found = planned(ckptstore, six, "--keep-last", 5)
+    assert [each["why"] for each in found["delete"]] == ["copy of the commit of step-10@1, which is retired"]
+    assert [each["why"] for each in found["waiting"]] == [
+        "step-10@1 is retired; waits for the grace of 3600 s since its retirement"
+    ]
 
 
 def test_the_digest_of_another_policy_is_another_one(ckptstore, six):
@@ -116,7 +126,9 @@ def test_what_waits_and_what_stays_is_said(ckptstore, six):
         "leave",
     }
     assert "foreign" in ended.out
-    assert "it can never commit" in ended.out
+    assert "it can never commit; waits for the grace of 3600 s since its newest object was stored" in ended.out
+    assert "step-10@1 is retired; waits for the grace of 3600 s since its retirement" in ended.out
+    assert ended.lines[-1] == "There is nothing to do yet."
     found = planned(ckptstore, six, "--grace", "1h")
     assert [each["prefix"].split(".")[0] for each in found["waiting"]] == ["step-10", "torn"]
     found = planned(ckptstore, six, "--grace", 0)
@@ -178,15 +190,42 @@ def test_without_a_person_to_ask_it_needs_yes(ckptstore, six, more):
     assert ended.code == 2
     assert "--yes" in ended.out + ended.err
     assert len(kept(six)) == 6
+    shown = [f"step-{step}@{step // 10}" for step in ((10,) if "step-10" in more else (10, 20, 30, 40))]
+    if "--json" in more:
+        assert ended.json["facts"] == {"seqs": [1, 2, 3, 4], "names": shown}
+    else:
+        assert ended.lines == [f"would be retired: {name}" for name in shown]
 
 
-@pytest.mark.parametrize("name", ["step-60", "step-40"])
-def test_what_somebody_relies_on_is_refused(ckptstore, six, name):
-    ckptstore("pin", six.url, "step-40", "--holder", "eval")
-    ended = ckptstore("retire", six.url, "step-10", name, "--yes", "--json")
+@pytest.mark.parametrize("more", [["--yes"], []], ids=["agreed", "not asked yet"])
+@pytest.mark.parametrize(
+    ("name", "why", "next_command"),
+    [
+        ("step-60", "step-60@6 cannot be retired: it is the newest checkpoint.", "ls {} --all"),
+        ("step-40", "step-40@4 cannot be retired: it is pinned by the team.", "unpin {} step-40@4 --holder 'the team'"),
+    ],
+)
+def test_what_somebody_relies_on_is_refused_before_anybody_is_asked(ckptstore, six, more, name, why, next_command):
+    ckptstore("pin", six.url, "step-40", "--holder", "the team")
+    ended = ckptstore("retire", six.url, "step-10", name, *more, "--json")
     assert (ended.code, ended.json["error"]) == (2, "invalid_input")
-    assert "ckptstore" in ended.json["hint"]
+    assert ended.json["message"] == f"{why} Nothing was retired."
+    assert f"`ckptstore {next_command.format(six.url)}`" in ended.json["hint"]
     assert len(kept(six)) == 6
+
+
+def test_two_stay_and_the_newest_of_what_was_named_is_said_to_be_one_of_them(ckptstore, six):
+    names = [f"step-{step}" for step in range(10, 60, 10)]
+    ended = ckptstore("retire", six.url, *names, "--yes", "--json")
+    assert (ended.code, ended.json["facts"]) == (2, {"seqs": [5]})
+    assert ended.json["message"].startswith("step-50@5 cannot be retired: fewer than 2 would be left.")
+    assert ckptstore("retire", six.url, *names[:-1], "--yes").code == 0
+
+
+def test_a_checkpoint_that_is_named_twice_is_retired_once(ckptstore, six):
+    ended = ckptstore("retire", six.url, "step-10", "step-10@1")
+    assert ended.lines == ["would be retired: step-10@1"]
+    assert ckptstore("retire", six.url, "step-10", "step-10@1", "--yes", "--json").json["retired"] == [1]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +253,38 @@ def test_what_says_nothing_is_refused_and_nothing_is_changed(ckptstore, six, arg
     ended = ckptstore(arguments[0], six.url, *arguments[1:], "--json")
     assert ended.code == 2, ended.out
     assert [info.key for info in six.store.list("")] == before
+
+
+def test_a_mode_that_is_none_is_refused_with_both_that_are(ckptstore, six):
+    ended = ckptstore("gc", six.url, "--keep-best", "val_loss:low:2", "--json")
+    assert "min or max" in ended.json["message"]
+
+
+def test_a_name_that_no_checkpoint_has_is_said_before_anything_goes(ckptstore, six):
+    alone = ckptstore("retire", six.url, "--keep-tag", "tt10", "--yes")
+    assert alone.code == 0
+    assert "nothing was changed" in alone.out
+    assert "No checkpoint has the tag 'tt10'; there are the tags 't10', " in alone.err
+    shown = planned(ckptstore, six, "--keep-best", "valloss:min:3", "--keep-last", 3)
+    assert shown["retire"] == [1, 2, 3]
+    assert shown["notes"] == ["No checkpoint has a finite metric 'valloss'; there are the metrics 'val_loss'."]
+
+
+def test_an_audit_that_has_no_room_ends_a_collection_before_what_has_no_line(ckptstore, six, tmp_path):
+    policy = ["--keep-last", 2, "--grace", 0]
+    digest = planned(ckptstore, six, *policy)["digest"]
+    before = [info.key for info in six.store.list("data/") if not info.key.endswith("COMMITTED")]
+    audit = tmp_path / "audit.jsonl"
+    audit.write_bytes(b"\n" * 2**20)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))  # no file may grow beyond it
+    try:
+        ended = ckptstore("gc", six.url, *policy, "--apply", digest, "--audit", audit)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert ended.code == 2
+    assert "File too large. What has no line there was not deleted; what was retired stays retired" in ended.err
+    assert [info.key for info in six.store.list("data/") if not info.key.endswith("COMMITTED")] == before
 
 
 def test_a_metric_may_have_colons(ckptstore, six):

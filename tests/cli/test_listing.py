@@ -21,6 +21,7 @@ def test_an_absent_run_is_told_and_is_fine(ckptstore, tmp_path, command):
     assert ended.code == 0
     assert "Nothing is committed" in ended.out or "no records" in ended.out
     assert list(tmp_path.iterdir()) == []
+    assert ("Check the URL" in ended.err) == (command[0] == "ls")
 
 
 def test_an_absent_run_has_a_document_too(ckptstore, tmp_path):
@@ -117,8 +118,8 @@ def test_a_claim_without_a_commit_since_is_told(ckptstore, run):
     run.job = Incarnation.new(job="next", host="node-7")
     run.abandon("b")
     ended = ckptstore("ls", run.url)
-    assert "Held by job next on node-7 (term 2)" in ended.out
-    assert "claimed, no commit since" in ended.out
+    assert "Last claimed by job next on node-7 (term 2) at " in ended.out
+    assert " UTC; no commit since." in ended.out
     assert ckptstore("ls", run.url, "--json").json["reign"]["committed_since"] is False
 
 

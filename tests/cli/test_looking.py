@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ckptstore.format.documents import encode_documents
+from ckptstore.format.records import Collected
 from ckptstore.format.shard import Chunk, StoredShard, TensorMeta, lay_out
 from ckptstore.format.values import CODEC
+from ckptstore.maintenance.collect import retire
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.attempt import begin
 from ckptstore.protocol.commit import commit
@@ -74,6 +76,36 @@ def test_what_is_not_there_exits_with_3_and_names_what_is(ckptstore, run, comman
     assert "hint: " in ended.err
     ended = ckptstore(command, run.url, name, *more, "--json")
     assert (ended.code, ended.json["error"], ended.err) == (3, "not_found", "")
+
+
+@pytest.mark.parametrize("name", ["a", "a@1"])
+def test_what_is_retired_is_said_to_be_so_and_where_the_reason_stands(ckptstore, run, name):
+    for each in "abc":
+        run.save(each)
+    retire(run.log, [1], reason="too old")
+    run.abandon("a")
+    ended = ckptstore("show", run.url, name, "--json")
+    assert (ended.code, ended.json["error"]) == (3, "not_found")
+    assert "retired" in ended.json["message"]
+    assert "a@1" in ended.json["message"]
+    assert f"`ckptstore log {run.url}`" in ended.json["hint"]
+    assert "too old" in ckptstore("log", run.url).out
+
+
+def test_what_is_retired_and_collected_is_said_to_be_kept_no_longer(ckptstore, run):
+    for each in "abc":
+        run.save(each)
+    retire(run.log, [1], reason="too old")
+    for info in list(run.store.list("data/")):
+        if "/a." in info.key:
+            run.store.delete(info.key)
+    run.log.append(lambda _: Collected((1,)))
+    slot = "Slot 1 holds no checkpoint that is kept: it was retired and collected, or"
+    for name, told in (("a@1", slot), ("a", "There is no committed checkpoint 'a' at")):
+        ended = ckptstore("show", run.url, name, "--json")
+        assert (ended.code, ended.json["message"][: len(told)]) == (3, told)
+        assert f"`ckptstore log {run.url}`" in ended.json["hint"]
+    assert "the log ends before slot 6" in ckptstore("show", run.url, "a@6").err
 
 
 def test_what_never_was_committed_is_said_to_be_so(ckptstore, run):

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -233,3 +234,20 @@ def test_on_a_terminal_an_examination_says_what_it_is_doing(tmp_path):
         assert b"network: up" in read_until(ours, b"network: up")
         process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("command", [["ls"], ["verify", "--json"], ["gc"], ["gc", "--json"]], ids=" ".join)
+def test_an_answer_that_has_no_room_is_no_fault_and_no_damage(run, command):
+    run.save("a")
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        ended = subprocess.run(
+            [*COMMAND, command[0], run.url, *command[1:]],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_SECONDS, check=False,
+        )  # fmt: skip
+    assert ended.returncode == 141
+    assert ended.stderr.startswith("error: The answer cannot be written: No space left on device.")
+    closed = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "-", *COMMAND, command[0], run.url, *command[1:]],
+        stderr=subprocess.PIPE, text=True, timeout=LIMIT_SECONDS, check=False,
+    )  # fmt: skip
+    assert (closed.returncode, closed.stderr) == (141, "")

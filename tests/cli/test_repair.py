@@ -32,7 +32,8 @@ def forget_log(run):
 def test_a_run_that_is_well_needs_nothing(ckptstore, run):
     run.save("a")
     ended = ckptstore("repair", run.url)
-    assert (ended.code, ended.lines) == (0, ["The hints say what the log says."])
+    looked = f"No data was looked at: `ckptstore verify {run.url} --all --level full` does that."
+    assert (ended.code, ended.lines) == (0, ["The hints say what the log says.", looked])
     found = ckptstore("repair", run.url, "--yes", "--json").json
     assert (found["ok"], found["applied"], found["hints"], found["checkpoints"]) == (True, True, [], [])
 
@@ -126,6 +127,27 @@ def test_what_the_replica_does_not_have_stays_damaged_and_is_told(ckptstore, run
     assert "Add --yes" not in ckptstore("repair", run.url, "--from", source).out
     (mend,) = found.json["checkpoints"][0]["objects"]
     assert (mend["key"], mend["outcome"]) == (key, "cannot be mended")
+
+
+@pytest.mark.parametrize("more", [["--yes"], []], ids=["done", "shown"])
+def test_what_is_no_replica_is_refused_before_anything_is_read(ckptstore, run, make_run, tmp_path, more):
+    run.flip(run.save("a").commit.stem.shard_key(1), 255)
+    run.store.delete("latest.json")
+    other = make_run(str(tmp_path / "other"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("?")
+    ours, theirs = run.log.run, other.log.run
+    for source, code, told in (
+        ("empty", 3, f"There is no run at file://{tmp_path}/empty."),
+        ("other", 2, f"is no replica of run {ours}: its run.json is another one, of run {theirs}."),
+        ("broken", 2, f"is no replica of run {ours}: its run.json is another one, and cannot be read."),
+    ):
+        ended = ckptstore("repair", run.url, "--from", tmp_path / source, *more, "--json")
+        assert (ended.code, ended.json.get("checkpoints")) == (code, None)
+        assert told in ended.json["message"]
+        assert "run.json" in ended.json["hint"]
+    assert "latest.json" not in {info.key for info in run.store.list("")}
 
 
 def test_a_log_that_was_lost_is_shown_then_written(ckptstore, run):

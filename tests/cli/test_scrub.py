@@ -10,6 +10,9 @@ from collections import Counter
 
 import pytest
 
+from ckptstore.maintenance.collect import retire
+from ckptstore.maintenance.scrub import Scrub
+
 
 def verified(ckptstore, run, *more, code=0):
     ended = ckptstore("verify", run.url, "--level", "full", "--json", *more)
@@ -142,3 +145,19 @@ def test_a_process_of_several_records_nothing(ckptstore, run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     ended = ckptstore("verify", run.url, "--record", "--json")
     assert (ended.code, ended.json["error"]) == (2, "invalid_input")
+
+
+def test_what_is_retired_while_it_is_verified_is_not_recorded_and_no_fault(ckptstore, run, monkeypatch):
+    for each in "abc":
+        run.save(each)
+    real = Scrub.record
+
+    def record(self, verdict):
+        if verdict.seq == 1:
+            retire(run.log, [1], reason="meanwhile")
+        return real(self, verdict)
+
+    monkeypatch.setattr(Scrub, "record", record)
+    ended = ckptstore("verify", run.url, "--all", "--level", "full", "--record", "--json")
+    assert ended.code == 0
+    assert {each["seq"]: each["recorded"] for each in ended.json["checkpoints"]} == {1: False, 2: True, 3: True}

@@ -75,13 +75,16 @@ def test_trusted_keys_may_come_from_the_environment(ckptstore, keys, signed, mon
     assert ckptstore("ls", signed, "--require-signature", str(keys / "trusted")).code == Exit.FINE  # one of the two
 
 
-def test_a_command_signs_what_it_appends(ckptstore, keys, signed, monkeypatch):
+def test_a_command_signs_what_it_appends_and_without_a_key_appends_nothing(ckptstore, keys, signed, monkeypatch):
     trusted = ["--require-signature", str(keys / "trusted")]
-    assert ckptstore("pin", signed, "step-1", "--holder", "nobody").code == Exit.FINE
-    refused = ckptstore("log", signed, *trusted, "--json")
-    assert refused.code == Exit.BAD
-    assert [each["record"]["kind"] for each in refused.json["records"]] == ["CLAIM", "COMMIT"]
-    assert ckptstore("ls", signed).code == Exit.FINE
+    pin = ("pin", signed, "step-1", "--holder", "eval")
+    for more in ([], trusted):
+        keyless = ckptstore(*pin, *more)
+        assert (keyless.code, "No record was appended" in keyless.err) == (Exit.INPUT, True)
+    monkeypatch.setenv("CKPTSTORE_SIGNING_KEY_FILE", str(keys / "key"))
+    assert ckptstore(*pin, *trusted).code == Exit.FINE
+    told = ckptstore("log", signed, *trusted, "--json")
+    assert (told.code, [each["record"]["kind"] for each in told.json["records"]]) == (0, ["CLAIM", "COMMIT", "PIN"])
 
 
 def test_the_log_and_doctor_say_who_signed(ckptstore, keys, signed):

@@ -114,6 +114,18 @@ def test_a_run_that_is_there_is_told_and_stays_as_it_is():
     assert check.hint
 
 
+@pytest.mark.parametrize("run_file", [True, False])
+def test_a_log_that_was_lost_is_a_failure_and_not_a_place_where_there_is_no_run_yet(run_file):
+    store = MemoryStore()
+    simulated.save(RunLog.create(store), Incarnation.new(job="gpt", host="node"), "a")
+    for info in list(store.list("")):
+        if not info.key.startswith("data/") and not (run_file and info.key == "run.json"):
+            store.delete(info.key)
+    found = examine(store, scope=QUICK).find("run", "log")
+    assert (found.verdict, found.error.code) == ("failed", "integrity")
+    assert "the log was lost" in found.message
+
+
 def test_a_lost_tail_and_a_damaged_log_are_failures():
     store = MemoryStore()
     log, job = RunLog.create(store), Incarnation.new(job="gpt")

@@ -70,7 +70,7 @@ def test_each_request_that_is_denied_is_one_permission_that_is_missing(place, pr
 def test_a_server_that_stops_answering_ends_it_in_time(place, proxied):
     proxy = proxied(place.server)
     began = time.monotonic()
-    with proxy.rule(Stall(), after=12), pytest.raises((UnavailableError, OutcomeUnknownError)):
+    with proxy.rule(Stall(), after=14), pytest.raises((UnavailableError, OutcomeUnknownError)):
         examine(place.through(proxy.endpoint).store(transfer=BRIEFLY), scope=ALL_BUT_SPEED)
     assert time.monotonic() - began < 30
 

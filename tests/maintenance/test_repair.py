@@ -20,7 +20,7 @@ from scrubbed import (
 
 from ckptstore.errors import ConflictError, IntegrityError, InvalidInputError, NotFoundError
 from ckptstore.format.layout import LATEST_KEY, slot_key, state_key
-from ckptstore.format.records import ABANDONED, Envelope, Retire, SetAside, encode_record
+from ckptstore.format.records import ABANDONED, Claim, Envelope, Retire, SetAside, encode_record
 from ckptstore.maintenance import rebuild
 from ckptstore.maintenance.collect import retire, retire_by
 from ckptstore.maintenance.collect_plan import plan_collection
@@ -420,17 +420,19 @@ def test_copies_of_two_runs_make_no_log(run):
 
 
 def test_a_job_that_claims_meanwhile_ends_it(run):
+    """Of a release that did not look whether a log was lost."""
     for step in (1, 2):
         run.save(step)
     forget_log(run.store)
     work = run.repair()
     plan = work.rebuilding()
-    Run(run.store, digit="c").save(9)
+    job = RunLog.open(run.store, clock=ManualClock())
+    job.append(lambda fold: Claim(fold.term + 1, "c" * 32, "gpt", "host"))
     with pytest.raises(InvalidInputError):
         work.rebuild_log(plan)
     with pytest.raises(ConflictError):
         rebuild.rebuild(RunLog.open(run.store, clock=ManualClock()), plan.run, plan.found)
-    assert [each.commit.global_step for each in opened(run.store).checkpoints()] == [9]
+    assert [entry.record.job for entry in job.records(end=job.refresh().end)] == ["gpt"]
 
 
 @LANDS

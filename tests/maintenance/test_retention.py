@@ -8,10 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckptstore.errors import InvalidInputError
 from ckptstore.format.codec import PartRef
 from ckptstore.format.records import ABANDONED, QUARANTINED, Commit, Retire, ShardTotals
-from ckptstore.maintenance.retention import Keep, retirable
-from ckptstore.protocol.fold import MIN_KEEP, Committed, Fold, Pinned, rejection
+from ckptstore.maintenance.retention import Keep, retirable, unmatched
+from ckptstore.protocol.fold import Committed, Fold, Pinned, rejection
+from ckptstore.protocol.retirement import MIN_KEEP, refusals
 
 NONCE = f"{7:032x}"
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
@@ -87,6 +89,40 @@ def test_what_has_a_tag_stays():
     assert left(fold, Keep(tags="d")) == [3, 4, 5]
 
 
+def test_a_policy_that_chooses_nothing_lets_go_of_nothing():
+    fold = fold_of(*(checkpoint(seq, tags=["a"], step=seq, metrics={"loss": math.nan}) for seq in range(1, 6)))
+    for keep in (Keep(tags="A"), Keep(best=("los", "min", 3)), Keep(best=("loss", "min", 3)), Keep(every=10)):
+        assert retirable(fold, keep) == []
+    assert left(fold, Keep(tags="A", every=2)) == [2, 4, 5]
+
+
+def test_a_name_that_no_checkpoint_has_is_said_with_those_that_there_are():
+    some = [checkpoint(seq, tags=[f"t{seq}"], metrics={"loss": seq, "acc": math.inf}) for seq in range(10)]
+    assert unmatched(some, Keep(best=("loss", "min", 1), tags="t3", last=2)) == []
+    assert unmatched(some, Keep(best=("acc", "min", 1), tags=("t3", "x"))) == [
+        "No checkpoint has a finite metric 'acc'; there are the metrics 'acc', 'loss'.",
+        "No checkpoint has the tag 'x'; there are the tags 't0', 't1', 't2', 't3', 't4', 't5', 't6', 't7', and 2 more.",
+    ]
+    assert unmatched([], Keep(tags="x")) == ["No checkpoint has the tag 'x'; there are no tags."]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"tags": [f"t{number:05}" for number in range(3000)]},
+        {"tags": ["\ud800"]},
+        {"best": ("\ud800", "min", 1)},
+        {"best": ("x" * 20_000, "min", 1)},
+        {"hourly": 2**63},
+        {"best": ("loss", "min", 10**400)},
+    ],
+    ids=["many", "no text", "no metric", "long", "large", "huge"],
+)
+def test_a_policy_that_cannot_be_recorded_is_refused_when_it_is_made(parts):
+    with pytest.raises(InvalidInputError):
+        Keep(**parts)
+
+
 def test_what_is_set_aside_counts_for_no_rule_and_damaged_ones_are_evidence():
     good = [checkpoint(seq, metrics={"loss": seq}, step=10) for seq in (1, 3, 5, 7, 9)]
     aside = [
@@ -143,6 +179,18 @@ def folds(draw):
     return fold_of(*(one(seq) for seq in range(1, draw(st.integers(0, 9)) + 1)))
 
 
+def chooses(selectable, rule):
+    """Say whether any rule of a policy chooses any checkpoint."""
+    metric, every, tags = rule.get("best", [None])[0], rule.get("every"), {*rule.get("tags", ())}
+    return any(
+        {"last", "hourly", "daily"} & rule.keys()
+        or math.isfinite(each.commit.metrics.get(metric, math.nan))
+        or (every and each.commit.global_step is not None and each.commit.global_step % every == 0)
+        or tags & {*each.commit.tags}
+        for each in selectable
+    )
+
+
 @unhurried
 @given(folds(), rules)
 def test_what_a_policy_lets_go_of_may_be_retired_and_nothing_precious_is_in_it(fold, rule):
@@ -155,13 +203,41 @@ def test_what_a_policy_lets_go_of_may_be_retired_and_nothing_precious_is_in_it(f
     assert not gone or rejection(fold, fold.end, Retire(tuple(gone), "policy")) is None
 
 
+def leaves_enough(fold, seqs):
+    """I14, in other words than the log's."""
+    kept, targets = {each.seq: each for each in fold.kept}, {*seqs}
+    selectable = [seq for seq in sorted(kept) if kept[seq].set_aside is None]
+    verified = [seq for seq in selectable if kept[seq].verified == "full"]
+    return (
+        targets <= kept.keys()
+        and not any(kept[seq].pins for seq in targets)
+        and targets.isdisjoint(selectable[-1:] + verified[-1:])
+        and (targets.isdisjoint(selectable) or len({*selectable} - targets) >= 2)
+    )
+
+
+@unhurried
+@given(folds(), st.lists(st.integers(0, 10), min_size=1, max_size=6))
+def test_what_may_not_be_retired_is_named_with_a_reason_wherever_the_log_says_no(fold, seqs):  # I14
+    refused = refusals(fold, seqs)
+    named = [each.seq for each in refused]
+    assert (not refused) == leaves_enough(fold, seqs)
+    assert (not refused) == (rejection(fold, fold.end, Retire(tuple(seqs), "by name")) is None)
+    assert {*named} <= {*seqs}
+    left = [seq for seq in seqs if seq not in named]
+    if any("would be left" in each.why for each in refused):
+        assert refusals(fold, left) == []
+
+
 @unhurried
 @given(folds(), rules)
 def test_rules_compose_as_a_union_and_what_is_let_go_of_stays_let_go_of(fold, rule):
-    whole = {*retirable(fold, Keep(**rule))}
+    newest = {"last": 1}  # which always chooses something, and no more than always stays
+    whole = {*retirable(fold, Keep(**newest | rule))}
     selectable = {each.seq for each in fold.selectable}
-    parts = [{*retirable(fold, Keep(**{name: value}))} for name, value in rule.items()]
+    parts = [{*retirable(fold, Keep(**newest | {name: value}))} for name, value in rule.items()]
     assert whole & selectable == set.intersection(*parts) & selectable
+    assert retirable(fold, Keep(**rule)) == (sorted(whole) if chooses(fold.selectable, rule) else [])
     rest = fold_of(*(each for each in fold.kept if each.seq not in whole))
     assert retirable(rest, Keep(**rule)) == []
 
