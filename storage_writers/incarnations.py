@@ -98,7 +98,7 @@ def claim_at(log: RunLog, *, job: str | None = None, takeover: Takeover = "alway
         ConflictError: `takeover` is `same_job` and another job holds the run.
         InvalidInputError: This process saves there as another job.
         CommitUnknownError: Whether the claim stands is not known; the next call finds out.
-        CkptStoreError: The log is damaged, or the store could not be read or written.
+        CkptStoreError: The log is damaged or was lost, or the store could not be read or written.
 
     If killed: perhaps a claim. If it stands, everybody older is fenced.
     """
@@ -121,6 +121,12 @@ def note_loaded(root: str, run: str, seq: int) -> None:
     """Remember what this process loaded: the parent of its first commit."""
     with _lock:
         _loaded[root] = (run, seq)
+
+
+def has_loaded(root: str, run: str) -> bool:
+    """Say whether this process has loaded a checkpoint of this very run."""
+    with _lock:
+        return root in _loaded and _loaded[root][0] == run
 
 
 def check_named(job: str | None, takeover: Takeover) -> None:

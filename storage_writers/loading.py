@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,10 +14,19 @@ import numpy.typing as npt
 import torch
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
-from ckptstore.errors import CkptStoreError, IncompatibleStateError, UnsupportedError
+from ckptstore.errors import (
+    CkptStoreError,
+    ConflictError,
+    IncompatibleStateError,
+    IntegrityError,
+    UnsafePickleError,
+    UnsupportedError,
+)
 from ckptstore.format.shard import Shard, StoredItem
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
+from ckptstore.protocol.fold import Committed
+from ckptstore.protocol.log import RunLog
 from ckptstore.transfer.download import BoxRead, check_shard, in_flight, read_boxes
 from ckptstore.units import MIB
 from storage_writers import pickles, tensors
@@ -288,6 +298,44 @@ def cut(lengths: tuple[int, ...], itemsize: int, limit: int) -> Iterator[Box]:
         count = min(rows, lengths[0] - start)
         for offsets, inner in cut(lengths[1:], itemsize, max(limit // count, 1)):
             yield (start, *offsets), (count, *inner)
+
+
+@contextlib.contextmanager
+def telling_what_to_do(log: RunLog, committed: Committed) -> Iterator[None]:
+    """Let an error that means damage of this checkpoint name the command that sets it aside, if it was not retired.
+
+    Args:
+        log: Of the run; it is read once more if the block fails.
+        committed: What is read.
+
+    Raises:
+        ConflictError: It was retired meanwhile: that its bytes are gone is no damage, and no absent checkpoint (a job
+            that finds none begins anew).
+        CkptStoreError: The block failed.
+    """
+    try:
+        yield
+    except UnsafePickleError:
+        raise
+    except IntegrityError as error:
+        url, name = shlex.quote(log.store.url), shlex.quote(committed.exact_name)
+        if _is_retired(log, committed):
+            raise ConflictError(
+                f"{committed.exact_name} was retired while it was loaded, so its bytes may be gone: {error.message}",
+                hint=f"Load another one: `ckptstore ls {url}` lists them. A pin keeps one for as long as it is read.",
+                **error.facts,
+            ) from error
+        error.hint = (
+            f"Run `ckptstore verify {url} {name} --level full --quarantine`, which sets it aside if it is damaged, and "
+            "load again: then the latest is an older one."
+        )
+        raise
+
+
+def _is_retired(log: RunLog, committed: Committed) -> bool:
+    with contextlib.suppress(CkptStoreError):  # then nobody knows, and what was found stands
+        return committed.seq not in log.refresh().commits
+    return False
 
 
 @contextlib.contextmanager

@@ -27,7 +27,15 @@ from ckptstore.protocol.log import RunLog
 from ckptstore.protocol.parts import load_parts
 from storage_writers import agreement, incarnations, ranks, survivors
 from storage_writers.agreement import LONGEST_WORK_SECONDS
-from storage_writers.loading import Cast, Fetcher, Reads, check_dtypes, reads_of, telling_what_was_filled
+from storage_writers.loading import (
+    Cast,
+    Fetcher,
+    Reads,
+    check_dtypes,
+    reads_of,
+    telling_what_to_do,
+    telling_what_was_filled,
+)
 from storage_writers.metadata import Contents, contents_of
 from storage_writers.planning import plain_name
 from storage_writers.roots import open_root
@@ -212,7 +220,8 @@ class CkptStoreReader(StorageReader):
             log = RunLog.open(self._store, options=self._log_options, observer=self._observer)
             load.run, load.catalog = log.run, Catalog(log)
             load.chosen = self._choose(load.catalog)
-            parts = load_parts(self._store, load.chosen)
+            with telling_what_to_do(log, load.chosen):
+                parts = load_parts(self._store, load.chosen)
             load.contents = contents_of(parts, only=self._only)
         except Exception as error:  # noqa: BLE001  (raised by set_up_storage_reader)
             load.failure = error
@@ -233,8 +242,9 @@ class CkptStoreReader(StorageReader):
         """Raise what `read_metadata` met.
 
         Raises:
-            NotFoundError: There is no such checkpoint.
-            IntegrityError: The log or the manifest is damaged.
+            NotFoundError: There is no such checkpoint. ConflictError: it was retired meanwhile.
+            IncompatibleStateError: `only` selects nothing of it.
+            IntegrityError: The log or the manifest is damaged, or the log was lost.
         """
         if kwargs.get("use_collectives") is False:
             raise InvalidInputError(
@@ -302,16 +312,25 @@ class CkptStoreReader(StorageReader):
             IncompatibleStateError: Dtypes or shapes differ. No target was touched, on any rank.
             IntegrityError: Bytes are not what was written. The message says which tensors were written by then, and the
                 fact `untouched` whether every target of every rank is still what it was.
+            ConflictError: The checkpoint was retired meanwhile, and bytes of it are gone; it says the same.
             CkptStoreError: Anything else failed while targets were filled; it says the same.
             UnsafePickleError: A value needs pickle and that is not allowed. No target was touched.
             DisagreementError: A rank did not come.
         """
         began = time.monotonic()
         ticket = plan.storage_data
-        if not isinstance(ticket, LoadTicket) or self._session.chosen is None:
+        chosen, catalog = self._session.chosen, self._session.catalog
+        if not isinstance(ticket, LoadTicket) or chosen is None or catalog is None:
             raise InvalidInputError("This plan was not made by this reader.", hint="Use one reader for one load.")
-        reads, values = Reads((), ()), []
         self._session.ticket = ticket
+        with telling_what_to_do(catalog.log, chosen):
+            self._fill(ticket, plan, planner, began)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _fill(self, ticket: LoadTicket, plan: LoadPlan, planner: LoadPlanner, began: float) -> None:
+        reads, values = Reads((), ()), []
         fetcher = Fetcher(self._store, self._transfer)
 
         def check() -> None:
@@ -333,9 +352,6 @@ class CkptStoreReader(StorageReader):
                 filled.append(value.stored.chunk.tensor.name)
                 planner.load_bytes(value.item, stream)
         self._end(reads, ticket, planner, fetcher.bytes_fetched, time.monotonic() - began)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
 
     def _agree(
         self, ticket: LoadTicket, what: str, mine: Callable[[], None], *, longest: float = LONGEST_WORK_SECONDS

@@ -233,6 +233,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
             DisagreementError: Ranks are missing, or differ in name, step, root or run; each is named.
             InvalidInputError: The name cannot be used, or this process would save alone by mistake.
             UnsupportedError: The store cannot create only-if-absent; writing there could lose checkpoints.
+            IntegrityError: The run's log is damaged, or was lost. Nothing was written.
             CkptStoreError: The background save before failed, and nobody was told; the same on all ranks.
 
         If killed: perhaps `run.json`, which says nothing but that the run exists.
@@ -291,6 +292,7 @@ class CkptStoreWriter(StorageWriter, AsyncStager):
 
         Raises:
             FencedError: A newer incarnation has claimed the run.
+            IntegrityError: The run's log is damaged, or was lost. Nothing was written.
             InvalidInputError: There is nothing to save, or DCP saves with other ranks than this writer.
 
         If killed: perhaps a claim. Nothing of the attempt exists yet.

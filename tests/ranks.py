@@ -48,6 +48,7 @@ class Outcome:
     value: Any = None
     error: BaseException | None = None
     died: bool = False
+    exitcode: int | None = None
 
 
 class Gang:
@@ -95,10 +96,14 @@ class Gang:
     def values(self, world_size: int, function: Callable[..., Any], *args: Any, seconds: float = 60) -> list[Any]:
         """Run a job that must end well on every rank, and return what it returned."""
         outcomes = self.run(world_size, function, *args, seconds=seconds)
-        for rank, outcome in enumerate(outcomes):
-            assert not outcome.died, f"rank {rank} died"
-            if outcome.error is not None:
-                raise AssertionError(f"rank {rank} of {function.__qualname__} failed") from outcome.error
+        failed = [
+            f"rank {rank} {f'died ({outcome.exitcode})' if outcome.died else f'raised {outcome.error!r}'}"
+            for rank, outcome in enumerate(outcomes)
+            if outcome.died or outcome.error is not None
+        ]
+        if failed:
+            error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+            raise AssertionError(f"{function.__qualname__}: {'; '.join(failed)}") from error
         return [outcome.value for outcome in outcomes]
 
     def close(self) -> None:
@@ -132,7 +137,7 @@ class Gang:
                 process.join(10)
         except (EOFError, OSError):
             process.join(10)
-            return Outcome(died=True)
+            return Outcome(died=True, exitcode=process.exitcode)
         return Outcome(value, error)
 
 

@@ -6,8 +6,12 @@ import logging
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from ckptstore.training.progress import Progress
 from ckptstore.training.sampler import ElasticSampler
 from ckptstore.training.state import TrainingState
+
+IDLE = 20
+"""Calls at one place after which a loop has forgotten to move its progress on."""
 
 _log = logging.getLogger("ckptstore.training")
 
@@ -49,6 +53,21 @@ def caution(state: TrainingState) -> None:
         if place == last.places.get(name) and last.at[0] < now.at[0]:
             steps = f"from step {last.at[0]} to {now.at[0]}"
             _say(now, name, f"The cursor of {name} has not moved {steps}: call advance() after each batch.")
+
+
+class Idle:
+    """Says, once, that a loop asks again and again whether to save, and stands where it stood."""
+
+    def __init__(self) -> None:
+        self._at, self._times, self._said = (-1, -1), 0, False
+
+    def asked(self, progress: Progress, *, rank: int) -> None:
+        """Note a call at this place; rank 0 says it."""
+        here = (progress.global_step, progress.micro_step)
+        self._at, self._times = here, self._times + 1 if here == self._at else 1
+        if self._times == IDLE and not self._said and rank == 0:
+            self._said = True
+            _log.warning("%d calls of due() at global_step %d and micro_step %d: move progress on.", IDLE, *here)
 
 
 def _places(state: TrainingState) -> dict[str, tuple[int, int]]:

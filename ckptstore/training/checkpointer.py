@@ -15,14 +15,15 @@ import torch.distributed as dist
 import storage_writers as sw
 from ckptstore.clock import Clock, SystemClock
 from ckptstore.errors import InvalidInputError
-from ckptstore.events import Observer, Stepped, silent, tell
+from ckptstore.events import Observer, silent
 from ckptstore.maintenance.collect_plan import GRACE_SECONDS
 from ckptstore.maintenance.retention import Keep
 from ckptstore.options import LogOptions, TransferOptions, check_flags, check_kinds, check_seconds
 from ckptstore.protocol.claim import Takeover
 from ckptstore.protocol.verify import Level
 from ckptstore.training.asked import Asked
-from ckptstore.training.claims import claim
+from ckptstore.training.cautions import Idle
+from ckptstore.training.claims import check_goes_on, claim
 from ckptstore.training.compat import Matrix
 from ckptstore.training.ending import Ending
 from ckptstore.training.gate import names_given
@@ -37,7 +38,7 @@ from ckptstore.training.schedule import Saved, Schedule
 from ckptstore.training.signals import STOPPING, Signals
 from ckptstore.training.state import TrainingState
 from ckptstore.training.stopping import StoppedBySignal
-from ckptstore.training.told import tell_resumed
+from ckptstore.training.told import tell_resumed, tell_step
 from ckptstore.training.tolerances import Tolerances
 from storage_writers import exits
 from storage_writers.settling import WhenBusy
@@ -168,7 +169,7 @@ class Checkpointer:
             clock=self._clock,
             observer=observer,
         )
-        self._last = self._now()
+        self._last, self._idle, self._goes_on = self._now(), Idle(), False
         self._saved_step: int | None = None
         self._saving: sw.SaveFuture | None = None
         """Of the save of that step, if it is one in the background."""
@@ -240,14 +241,14 @@ class Checkpointer:
             report, asked = resume_or_begin(self.state, asked if other is None else own, other, self._meeting)
             if goes_back:
                 go_back(asked, report, self._meeting)
-        self._last = self._now()
+        self._last, self._goes_on = self._now(), True
         is_own = not report.is_fresh and asked.url == self._url
         self._saved_step, self._ending.resumed_seq = (report.global_step, report.seq) if is_own else (None, None)
         if not report.is_fresh:
             seconds = self._clock.monotonic() - began
             self._recording.follow(report, asked)
             tell_resumed(self._observer, report, seconds, rank=self._meeting.rank, is_own=is_own)
-            self._tell_step()
+            tell_step(self._observer, self.state.progress)
         self._ending.hear()
         if self.is_stopping:
             self._ending.end(saved=self._is_saved)
@@ -266,7 +267,8 @@ class Checkpointer:
             StoppedBySignal: The run was asked to stop, and there is no time for a save, or nothing new to be saved.
             DisagreementError: A rank is gone, or did not come within the group's time-out.
         """
-        self._tell_step()
+        tell_step(self._observer, self.state.progress)
+        self._idle.asked(self.state.progress, rank=self._meeting.rank)
         now = self._clock.monotonic()
         mine = self._meeting.rank == 0 and self._schedule.is_due(self.state.progress, self._last, now=now)
         (due,) = self._ending.hear(float(mine))
@@ -298,10 +300,14 @@ class Checkpointer:
             StoppedBySignal: The run was asked to stop. The state is saved if there was time for it.
             BusyError: The save before has not ended, and `when_busy` is `raise`.
             StalledError: The save before has not ended in time.
+            ResumeError: The run has checkpoints, and none was resumed. IntegrityError: Its log was lost.
             CkptStoreError: This save, or the background save before, failed: see `storage_writers`.
 
         If killed: the whole checkpoint or none of it.
         """
+        if not self._goes_on:
+            self._meeting.led("begin", partial(check_goes_on, self._own))
+            self._goes_on = True
         begin_all(self.state.samplers.values())
         said, ending = Said(metrics, tags, self._keep, checkpoint_id), self._ending
         if self._when_busy == "wait":
@@ -408,10 +414,6 @@ class Checkpointer:
         progress = self.state.progress
         has_failed = self._saving is not None and self._saving.failed
         return self._saved_step == progress.global_step and not progress.micro_step and not has_failed
-
-    def _tell_step(self) -> None:
-        if self._observer is not silent:
-            tell(self._observer, Stepped(self.state.progress.global_step))
 
     def _now(self) -> Saved:
         progress = self.state.progress

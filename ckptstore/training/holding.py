@@ -80,9 +80,7 @@ class Holding:
             advice = (
                 "" if own else " Pin it there with credentials that may write, or see to it that nobody retires it."
             )
-            self._told(
-                f"{checkpoint.checkpoint_id}@{checkpoint.seq} of {store.url} could not be pinned: {error}{advice}"
-            )
+            self._told(f"{checkpoint.exact_name} of {store.url} could not be pinned: {error}{advice}")
             return
         self._add(pin)
         for each in before:

@@ -16,7 +16,7 @@ from ckptstore.events import KeepFailed, Observer, tell
 from ckptstore.format.layout import slot_key
 from ckptstore.maintenance.collect import collect_retired, retire_by
 from ckptstore.maintenance.collect_plan import Deletion, check_grace
-from ckptstore.maintenance.retention import Keep
+from ckptstore.maintenance.retention import Keep, unmatched
 from ckptstore.protocol.claim import reigns
 from ckptstore.protocol.log import RunLog
 from ckptstore.training.asked import Asked
@@ -24,6 +24,8 @@ from ckptstore.training.claims import incarnation_at
 from ckptstore.training.holding import Held, Holding
 from ckptstore.training.meeting import Meeting
 
+NAMED_BY = 10
+"""Commits after which a metric or tag of the policy that none of them has may be misspelt, if there is no other."""
 LAST_SECONDS = 30.0
 """How long the end of a run waits for what is being retired and deleted."""
 
@@ -55,6 +57,7 @@ class Keeping:
         self._opened: RunLog | None = None
         self._holding = Holding(asked, self._tell)
         self._may_delete = True
+        self._has_told_unmatched = False
         self._stop = threading.Event()
         """Set when the job has ended: nothing more is deleted."""
         self._fenced_by: str | None = None
@@ -155,6 +158,13 @@ class Keeping:
         committed = log.refresh().commits.get(seq)
         if committed is None:  # somebody went back before it, and let it go
             return
+        selectable = log.fold.selectable
+        is_sure = log.fold.ever_committed >= NAMED_BY or any(
+            each.commit.metrics or each.commit.tags for each in selectable
+        )
+        if is_sure and not self._has_told_unmatched and (names := unmatched(selectable, self._keep)):
+            self._has_told_unmatched = True
+            _log.warning("Of what to keep: %s", " ".join(names))
         retire_by(log, self._keep, term=committed.commit.term, go_on=lambda: self._go_on(()))
         if not self._may_delete or not log.fold.retired:
             return

@@ -7,7 +7,14 @@ from functools import partial
 
 import storage_writers as sw
 from ckptstore import Checkpoint, CheckpointStore
-from ckptstore.errors import CkptStoreError, IntegrityError, InvalidInputError, ResumeError
+from ckptstore.errors import (
+    CkptStoreError,
+    ConflictError,
+    IntegrityError,
+    InvalidInputError,
+    NotFoundError,
+    ResumeError,
+)
 from ckptstore.training.asked import Asked
 from ckptstore.training.flow import Flow
 from ckptstore.training.meeting import Meeting
@@ -30,9 +37,10 @@ def resume(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeReport
 
     Raises:
         NotFoundError: There is no such checkpoint. UncommittedError: it was never committed.
+        ConflictError: It was retired meanwhile.
         IncompatibleStateError: It may not be loaded here; every difference is named, and what would open the way.
         ResumeError: There are checkpoints and none is whole, or what was restored is not what was saved.
-        IntegrityError: The log is damaged, or the one that was asked for.
+        IntegrityError: The log is damaged, or was lost, or the one that was asked for is damaged.
         DisagreementError: A rank did not come, or was built otherwise.
         InvalidInputError: `only` names what the state does not have, or what each rank has for itself.
     """
@@ -50,7 +58,7 @@ def _resumed(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeRepo
         checkpoint = meeting.all_do("get", partial(store.get, seq=seq))
         flow = Flow(state, asked, meeting, store, checkpoint)
         try:
-            report = flow.run()
+            report = _run(flow)
         except IntegrityError as error:
             if asked.is_one:
                 raise
@@ -77,6 +85,26 @@ def _resumed(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeRepo
             untouched=untouched,
         )
     return ResumeReport(world_size=meeting.world_size)
+
+
+def _run(flow: Flow) -> ResumeReport:
+    try:
+        return flow.run()
+    except (IntegrityError, NotFoundError):
+        flow.meeting.led("kept", partial(_check_kept, flow.store, flow.checkpoint))
+        raise
+
+
+def _check_kept(store: CheckpointStore, checkpoint: Checkpoint) -> None:
+    """Raise ConflictError if it was retired meanwhile: then it is not damaged."""
+    try:
+        store.get(seq=checkpoint.seq)
+    except NotFoundError as gone:
+        raise ConflictError(
+            f"{checkpoint.exact_name} was retired while it was resumed, so its bytes may be gone. {gone.message}",
+            hint="Build the state anew and resume again. A pin keeps a checkpoint for as long as it is read.",
+            seq=checkpoint.seq,
+        ) from gone
 
 
 def resume_or_begin(
@@ -160,7 +188,7 @@ def check_target(asked: Asked) -> None:
     store = asked.open()
     target = store.get(asked.checkpoint_id, step=asked.step, seq=asked.seq)
     if target.seq not in {each.seq for each in store.checkpoints()}:
-        name = f"{target.checkpoint_id}@{target.seq}"
+        name = target.exact_name
         raise InvalidInputError(
             f"{name} is set aside, so the run cannot go on from it.",
             hint=f"Run `ckptstore restore {asked.url} {name}` first, or go back to another one.",
@@ -181,8 +209,8 @@ def go_back(asked: Asked, report: ResumeReport, meeting: Meeting) -> None:
 
     def set_aside_above() -> tuple[str, ...]:
         store = asked.open()
-        seqs = store.rollback(f"{report.checkpoint_id}@{report.seq}", note="The training went back before it.")
-        return tuple(f"{store.get(seq=seq).checkpoint_id}@{seq}" for seq in seqs)
+        seqs = store.rollback(store.get(seq=report.seq), note="The training went back before it.")
+        return tuple(store.get(seq=seq).exact_name for seq in seqs)
 
     report.set_aside = meeting.led("go back", set_aside_above)
     meeting.all_do("incarnation", lambda: sw.begin_incarnation(asked.root()))

@@ -1,11 +1,12 @@
-"""What is told of a resume that ended well."""
+"""What is told of a resume that ended well, and of where a run is."""
 
 from __future__ import annotations
 
 import logging
 
-from ckptstore.events import Observer, Resumed, tell
+from ckptstore.events import Observer, Resumed, Stepped, silent, tell
 from ckptstore.protocol.fold import Committed
+from ckptstore.training.progress import Progress
 from ckptstore.training.report import ResumeReport
 
 _log = logging.getLogger("ckptstore.training")
@@ -43,3 +44,9 @@ def consumed(committed: Committed) -> int | None:
     progress = committed.commit.training_state.get("progress")
     samples = progress.get("consumed_samples") if isinstance(progress, dict) else None
     return samples if isinstance(samples, int) and samples > 0 else None
+
+
+def tell_step(observer: Observer, progress: Progress) -> None:
+    """Tell the observer at which step the run is."""
+    if observer is not silent:
+        tell(observer, Stepped(progress.global_step))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ckptstore.errors import IncompatibleStateError, InvalidInputError, NotFoundError, UnsupportedError
+from ckptstore.errors import IncompatibleStateError, InvalidInputError, UnsupportedError
 from ckptstore.format.values import MAX_DEPTH
 from ckptstore.training.values import MAX_TENSOR_BYTES, TensorRef, why_not_inline
 from storage_writers.capturing import is_plain
@@ -67,8 +67,7 @@ def join(value: Any, tensors: Mapping[str, torch.Tensor], *, like: Any = None) -
         like: The tree that the target has now. Where it has a DTensor, a tensor that stayed in the value becomes one.
 
     Raises:
-        NotFoundError: A tensor is missing.
-        IncompatibleStateError: A tensor has another dtype or shape than the one that was cut out.
+        IncompatibleStateError: A tensor is missing, or has another dtype or shape than the one that was cut out.
     """
 
     def put_back(found: Any, path: _Path) -> Any:
@@ -76,7 +75,7 @@ def join(value: Any, tensors: Mapping[str, torch.Tensor], *, like: Any = None) -
             return _laid_out(found, _at(like, path)) if isinstance(found, torch.Tensor) else found
         tensor = tensors.get(found.key)
         if tensor is None:
-            raise NotFoundError(
+            raise IncompatibleStateError(
                 f"The tensor {found.key} of {_shown(path)} is missing.", hint="Load it, too.", key=found.key
             )
         if (tensor.dtype, tensor.shape) != (found.dtype, found.shape):

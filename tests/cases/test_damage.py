@@ -96,6 +96,8 @@ def test_every_damage_is_refused_and_the_object_is_named_with_what_was_expected_
         target = blank(unsharded(0))
         error = failure_of_load(root, target)
         assert key in str(error), what
+        if kind != "record":
+            assert f"`ckptstore verify {store.url} step-20@2 --level full --quarantine`" in error.hint, what
         if what == "a bit of a shard":
             assert error.facts["tensor"] == "model.w"
         else:

@@ -10,9 +10,11 @@ import torch.distributed.checkpoint as dcp
 from states import bits, blank, same
 
 import storage_writers as sw
-from ckptstore.errors import IncompatibleStateError, IntegrityError, NotFoundError
+from ckptstore import CheckpointStore
+from ckptstore.errors import ConflictError, IncompatibleStateError, IntegrityError, NotFoundError
 from ckptstore.objectstore.urls import open_store
 from ckptstore.options import TransferOptions
+from ckptstore.testing.tapped import TappedStore
 from storage_writers import loading
 
 
@@ -42,6 +44,32 @@ def test_missing_keys_keep_their_values_if_that_is_allowed_and_are_reported(url)
     sw.load(target, storage_reader=reader)
     assert same(target, {"model": {"w": torch.ones(2), "new": torch.full((1,), 3.0), "newer": {1, 2}}})
     assert reader.report.missing == ("model.new", "model.newer")
+
+
+@pytest.mark.parametrize("moment", ["get", "head", "get_range"])
+def test_what_is_retired_and_deleted_while_it_is_loaded_is_not_called_damaged(url, moment):
+    for name in ("a", "b", "c"):
+        saved(url, model(), name)
+    run, store = CheckpointStore.open(url), open_store(url)
+    prefix = run.get("a").commit.stem.prefix()
+    once = iter([run])
+
+    def tap(call, act):
+        if call.operation == moment and call.key.startswith(prefix):
+            for first in once:
+                first.retire("a", reason="It is old.")
+                for info in list(store.list(prefix)):
+                    store.delete(info.key)
+        return act()
+
+    target = blank(model())
+    reader = sw.CkptStoreReader(TappedStore(open_store(url), tap), checkpoint_id="a")
+    with pytest.raises(ConflictError, match=r"a@\d was retired while it was loaded") as caught:
+        sw.load(target, storage_reader=reader)
+    assert prefix in caught.value.message
+    assert "ckptstore ls" in caught.value.hint
+    assert "--quarantine" not in caught.value.hint
+    assert same(target, blank(model()))
 
 
 @pytest.mark.parametrize("planner", ["ours", "stock"])
@@ -98,7 +126,7 @@ def test_only_loads_a_part_and_asks_for_nothing_else(url, planner, only):
 
 def test_only_that_selects_nothing_says_what_there_is(url):
     saved(url, model())
-    with pytest.raises(NotFoundError, match=r"modle.*model, optim"):
+    with pytest.raises(IncompatibleStateError, match=r"modle.*model, optim"):
         sw.load({"modle": torch.zeros(1)}, storage_reader=sw.CkptStoreReader(url, only=("modle",)))
 
 

@@ -223,10 +223,12 @@ def test_a_save_that_is_not_committed_in_its_time_is_given_up_and_never_committe
 
 def test_a_save_that_hangs_before_the_record_is_sent_is_given_up_by_wait_and_the_record_is_not_sent(url):
     """What the abandoned thread does when it wakes up late: everything is uploaded, the commit alone is missing."""
-    gate = threading.Event()
+    gate, uploaded = threading.Event(), threading.Event()
 
     def tap(call, act):
-        if call.operation == "list" and call.key.startswith("data/") and not gate.is_set():
+        if call.operation == "complete":
+            uploaded.set()
+        if call.operation == "list" and call.key.startswith("data/") and uploaded.is_set() and not gate.is_set():
             gate.wait(60)
         return act()
 
@@ -234,6 +236,7 @@ def test_a_save_that_hangs_before_the_record_is_sent_is_given_up_by_wait_and_the
     future = sw.async_save(STATE, checkpoint_id="a", storage_writer=writer)
     with pytest.raises(StalledError, match="not committed within"):
         writer.wait()
+    assert uploaded.is_set()
     gate.set()
     assert future.outstanding._ended.wait(30)
     assert commits(url) == []

@@ -12,6 +12,7 @@ from states import same
 from torch.distributed.checkpoint.api import CheckpointException
 
 import storage_writers as sw
+from ckptstore import CheckpointStore
 from ckptstore.errors import (
     CommitUnknownError,
     IncompatibleStateError,
@@ -346,3 +347,24 @@ def test_an_interrupt_before_the_commit_is_decided_says_that_it_must_be_looked_u
         sw.save({"w": torch.ones(1)}, checkpoint_id="a", storage_writer=writer)
     assert "ckptstore log" in caught.value.hint
     assert writer.committed is None
+
+
+@pytest.mark.parametrize("save", [sw.save, sw.async_save])
+@pytest.mark.parametrize("left", [("data/",), ("data/", "run.json")], ids="+".join)
+def test_a_save_begins_no_run_where_one_was_whose_log_was_lost(tmp_path, left, save):
+    for name in ("a", "b"):
+        sw.save({"w": 1}, checkpoint_id=name, storage_writer=sw.CkptStoreWriter(tmp_path))
+    sw.begin_incarnation(tmp_path)
+    store = open_store(tmp_path)
+    for info in list(store.list("")):
+        if not info.key.startswith(left):
+            store.delete(info.key)
+    before = [info.key for info in store.list("")]
+    with pytest.raises(IntegrityError, match="the log was lost"), sw.CkptStoreWriter(tmp_path) as writer:
+        save({"w": 2}, checkpoint_id="c", storage_writer=writer)
+    assert [info.key for info in store.list("")] == before
+    with pytest.raises(IntegrityError, match="the log was lost"):
+        sw.load({"w": 0}, storage_reader=sw.CkptStoreReader(tmp_path))
+    repair = CheckpointStore.open(tmp_path).repair()
+    repair.rebuild_log(repair.rebuilding())
+    assert [each.checkpoint_id for each in CheckpointStore.open(tmp_path).checkpoints()] == ["b", "a"]

@@ -7,7 +7,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import storage_writers as sw
-from ckptstore import CheckpointStore, IntegrityError, LogOptions, Signing
+from ckptstore import CheckpointStore, IntegrityError, InvalidInputError, LogOptions, Signing
 
 SEED = bytes([5] * 32)
 PUBLIC = Ed25519PrivateKey.from_private_bytes(SEED).public_key().public_bytes_raw()
@@ -31,11 +31,17 @@ def test_a_signed_save_is_loaded_by_who_requires_it(url):
 
 
 def test_an_unsigned_save_is_loaded_by_nobody_who_requires_it(url):
-    save(sw.CkptStoreWriter(url, log=SIGNS), "step-1")
-    save(sw.CkptStoreWriter(url), "step-2")
+    save(sw.CkptStoreWriter(url), "step-1")
     with pytest.raises(IntegrityError, match="is not signed"):
         load(url, REQUIRES)
     assert load(url, None) == 3.0
+
+
+def test_who_has_no_key_saves_nothing_above_a_signed_save(url):
+    save(sw.CkptStoreWriter(url, log=SIGNS), "step-1")
+    with pytest.raises(InvalidInputError, match="no key to sign with"):
+        save(sw.CkptStoreWriter(url), "step-2")
+    assert load(url, REQUIRES) == 3.0
 
 
 def test_the_copy_of_a_writer_in_another_process_signs_too(url):

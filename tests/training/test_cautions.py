@@ -60,3 +60,11 @@ def test_a_loop_that_never_advances_its_sampler_is_told_once(loop, said):
         loop.step(advances=False)
     (text,) = said()
     assert "The cursor of sampler has not moved from step 1 to 2: call advance()" in text
+
+
+def test_a_loop_that_asks_and_never_moves_its_progress_is_told_once(loop, said):
+    for moves in (True, False, True, False):
+        for _ in range(30):
+            loop.progress.global_step += moves
+            assert not loop.checkpointer.due()
+    assert said() == ["20 calls of due() at global_step 30 and micro_step 0: move progress on."]

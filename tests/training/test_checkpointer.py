@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import shutil
 import signal
 import threading
 
@@ -11,14 +12,26 @@ from odd_stores import Denies, Gated
 from stoppable import Tiny
 from torch import distributed as dist
 
+import storage_writers as sw
 from ckptstore import CheckpointStore
-from ckptstore.errors import AccessDeniedError, BusyError, InvalidInputError, StalledError, UnavailableError
+from ckptstore.errors import (
+    AccessDeniedError,
+    BusyError,
+    ConflictError,
+    IntegrityError,
+    InvalidInputError,
+    NotFoundError,
+    ResumeError,
+    StalledError,
+    UnavailableError,
+)
 from ckptstore.events import Resumed, Stopping
 from ckptstore.objectstore.urls import open_store
 from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
 from ckptstore.objectstore.wrappers.throttled import ThrottledStore
 from ckptstore.testing.simulated import ManualClock
-from ckptstore.training import Checkpointer, StoppedBySignal
+from ckptstore.training import Checkpointer, StoppedBySignal, resume
+from ckptstore.training.flow import Flow
 from storage_writers import roots
 
 _runs = itertools.count()
@@ -287,7 +300,7 @@ def test_a_last_save_waits_for_the_save_in_flight(url, monkeypatch):
 def test_a_save_in_flight_that_does_not_end_in_time_is_given_up(url, monkeypatch):
     store = Gated(open_store(url))
     monkeypatch.setattr(roots, "open_store", lambda *_, **__: store)
-    run = Run(url, every_steps=3, stop_seconds=1)
+    run = Run(url, every_steps=3, stop_seconds=4)
 
     def work():
         run.until(3)
@@ -573,8 +586,10 @@ def test_a_part_is_taken_from_another_run_only(url):
 
 def run_and_be_asked(root, by, background):
     """Train; rank `by` (None: every rank) gets a signal, each at its own step. Return how it ended here."""
-    rank, run = dist.get_rank(), Run(root, every_steps=3, background=background)
-    logging.getLogger("ckptstore.training").setLevel(logging.CRITICAL)
+    rank = dist.get_rank()
+    run = Run(root, every_steps=3, background=background, stop_seconds=120)  # it may be busy here
+    said = logging.getLogger("ckptstore.training")
+    said.disabled = True
     try:
         with run.checkpointer as checkpointer:
             checkpointer.resume()
@@ -587,12 +602,14 @@ def run_and_be_asked(root, by, background):
     except StoppedBySignal as stopped:
         checkpointer.close()
         return stopped.code, run.events[-1]
+    finally:
+        said.disabled = False  # the process goes on with another test
 
 
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize(("by", "step"), [(0, 4), (1, 5), (None, 4)], ids=["rank 0", "rank 1", "all"])
 def test_all_ranks_stop_at_one_step_whoever_was_asked(gang, tmp_path, by, step, background):
-    ended = gang.values(2, run_and_be_asked, str(tmp_path), by, background)
+    ended = gang.values(2, run_and_be_asked, str(tmp_path), by, background, seconds=200)
     for code, said in ended:
         assert code == 128 + signal.SIGUSR1
         assert (said.reason, said.global_step, said.saved) == (f"SIGUSR1 on rank {by or 0}", step, True)
@@ -620,3 +637,110 @@ def test_some_ranks_of_a_job_may_be_a_run_and_one_may_be_alone(gang, tmp_path, b
     ended = gang.values(3, save_apart, str(tmp_path), background)
     assert ended == [([None, 2], 3), ([None, 2], 3), ([None, 4], 4)]
     assert (steps(tmp_path), steps(tmp_path / "2")) == ([2], [4, 2])
+
+
+def saved_by_another_start(url):
+    """Save step 1 as one start of the job; what comes then is another's."""
+    first = Run(url)
+    with first.checkpointer as checkpointer:
+        first.tiny.step()
+        checkpointer.save()
+    sw.begin_incarnation(url)
+
+
+def test_what_is_saved_without_a_resume_is_above_no_checkpoint_of_another_start(url):
+    saved_by_another_start(url)
+    again = Run(url)
+    again.tiny.step()
+    with again.checkpointer as checkpointer, pytest.raises(ResumeError, match="has resumed none") as refused:
+        checkpointer.save()
+    assert "Call resume() before the first step" in refused.value.hint
+    assert steps(url) == [1]
+    with Run(url).checkpointer as checkpointer:
+        with pytest.raises(NotFoundError):
+            checkpointer.resume(checkpoint_id="nothing")  # which claims the run, or not: it has resumed nothing
+        with pytest.raises(ResumeError, match="has resumed none"):
+            checkpointer.save()
+    with Run(url).checkpointer as checkpointer:
+        checkpointer.resume()
+        checkpointer.save(checkpoint_id="again")
+    again = Run(url)  # a second part of this very start, whose state is in memory
+    with again.checkpointer as checkpointer:
+        again.tiny.step()
+        checkpointer.save(checkpoint_id="and again")
+    assert len(steps(url)) == 3
+
+
+def test_what_was_loaded_by_a_resume_of_one_s_own_is_gone_on_from(url):
+    saved_by_another_start(url)
+    own = Run(url)
+    assert resume(own.tiny.state, url).global_step == 1
+    with own.checkpointer as checkpointer:
+        own.tiny.step()
+        checkpointer.save()
+    assert steps(url) == [2, 1]
+
+
+def test_a_resume_that_failed_opens_no_way_to_save_above_what_it_refused(url):
+    saved_by_another_start(url)
+    store = CheckpointStore.open(url)
+    store.set_aside(store.latest(), reason="quarantined", note="")
+    with Run(url).checkpointer as checkpointer:
+        with pytest.raises(ResumeError, match="none may be selected"):
+            checkpointer.resume()
+        with pytest.raises(ResumeError, match="has resumed none"):
+            checkpointer.save()
+
+
+def lose_the_log(root, left=()):
+    """Delete all of a run but its data, and what is named."""
+    shutil.rmtree(root / "log")
+    for name in {"run.json", "latest.json"} - {*left}:
+        (root / name).unlink()
+
+
+@pytest.mark.parametrize("left", [("run.json", "latest.json"), ("run.json",), ("latest.json",), ()], ids="+".join)
+def test_where_the_log_was_lost_nothing_is_begun_that_would_hinder_to_make_it_again(tmp_path, left):
+    saved_by_another_start(tmp_path)
+    lose_the_log(tmp_path, left)
+    before = sorted(tmp_path.rglob("*"))
+    with Run(tmp_path).checkpointer as checkpointer:
+        for call in (checkpointer.resume, checkpointer.save):
+            with pytest.raises(IntegrityError, match="was lost") as lost:
+                call()
+            assert "--rebuild-log" in lost.value.hint
+    assert sorted(tmp_path.rglob("*")) == before
+    repair = CheckpointStore.open(tmp_path).repair()
+    repair.rebuild_log(repair.rebuilding())
+    assert steps(tmp_path) == [1]
+
+
+def test_a_lost_log_is_no_fresh_start_of_a_resume_that_writes_nothing_nor_of_a_run_that_begins_from_another(tmp_path):
+    lost, own = tmp_path / "lost", tmp_path / "own"
+    saved_by_another_start(lost)
+    lose_the_log(lost)
+    with pytest.raises(IntegrityError, match="the log was lost"):
+        resume(Run(own).tiny.state, lost)
+    with Run(own).checkpointer as checkpointer, pytest.raises(IntegrityError, match="the log was lost"):
+        checkpointer.resume(source=lost)
+
+
+@pytest.mark.parametrize("phase", ["_verify", "_gate", "_load"])
+def test_what_is_retired_and_deleted_while_it_is_resumed_is_not_called_damaged(tmp_path, monkeypatch, phase):
+    first = Run(tmp_path)
+    with first.checkpointer as checkpointer:
+        for _ in range(3):
+            first.tiny.step()
+            checkpointer.save()
+    real = getattr(Flow, phase)
+
+    def retired_before(flow, *given):
+        store = CheckpointStore.open(tmp_path)
+        store.retire(flow.checkpoint, reason="It is old.")
+        for lane in (tmp_path / "data").glob(f"*/{flow.checkpoint.commit.stem}"):
+            shutil.rmtree(lane)
+        return real(flow, *given)
+
+    monkeypatch.setattr(Flow, phase, retired_before)
+    with pytest.raises(ConflictError, match=r"step-1@\d+ was retired"):
+        resume(Run(tmp_path).tiny.state, tmp_path, step=1)

@@ -22,7 +22,7 @@ from ckptstore.objectstore.urls import open_store
 from ckptstore.options import LogOptions
 from ckptstore.protocol.claim import Incarnation, claim
 from ckptstore.protocol.log import RunLog
-from ckptstore.training import Checkpointer, Keep, KeepFailed, keeping
+from ckptstore.training import Checkpointer, Keep, KeepFailed, keeping, save
 from ckptstore.training import asked as asking
 from ckptstore.training.holding import Holding
 
@@ -78,6 +78,16 @@ def trained(url, saves, *, resumes=False, source=None, **options):
             tiny.step()
             checkpointer.save(metrics={"loss": loss})
     return events
+
+
+def saved_anew(url, saves):
+    """Save as a job that owns its loop and resumed nothing."""
+    sw.begin_incarnation(url)
+    tiny = Tiny()
+    with sw.CkptStoreWriter(url) as writer:
+        for _ in range(saves):
+            tiny.step()
+            save(tiny.state, writer)
 
 
 def test_it_is_the_keep_of_collections():
@@ -193,7 +203,7 @@ def test_what_was_resumed_is_pinned_until_the_job_has_committed(url):  # I14
     trained(url, [1.0] * 3)
     trained(url, [], resumes=True)
     assert pins(url) == {3: [held(url)]}
-    trained(url, [1.0] * 2)  # another job, which resumed nothing
+    saved_anew(url, 2)
     assert CheckpointStore.open(url).retire_by(Keep(last=2)) == [1, 2]
     assert steps(url) == [2, 1, 3]
     trained(url, [1.0], resumes=True)
@@ -205,7 +215,7 @@ def test_what_was_resumed_is_pinned_until_the_job_has_committed(url):  # I14
 def test_what_dead_jobs_hold_goes_with_the_next_one_s_first_commit(url):
     trained(url, [1.0] * 3)
     trained(url, [], resumes=True)
-    trained(url, [1.0] * 2)
+    saved_anew(url, 2)
     trained(url, [], resumes=True)
     assert [len(each) for each in pins(url).values()] == [1, 1]
     stranger = f"resume {'0' * 32} 1"  # of an incarnation that never claimed: nobody knows that it is dead
@@ -324,6 +334,22 @@ def test_nothing_more_is_deleted_once_the_job_has_ended(url, monkeypatch):
     assert len(list(open_store(url).list("data/"))) == before - 1  # the one that was on its way
 
 
+@pytest.mark.parametrize(
+    ("saves", "metrics", "told"),
+    [(3, {"loss": 1.0}, ["there are the metrics 'loss'"]), (12, None, ["there are no metrics"]), (3, None, [])],
+    ids=["misspelt", "never measured", "not measured yet"],
+)
+def test_a_metric_that_no_checkpoint_has_is_told_once_and_keeps_them_all(url, caplog, saves, metrics, told):
+    tiny, keep = Tiny(), Keep(best=("los", "min", 1))
+    with Checkpointer(url, tiny.state, keep=keep, background=False, proof_steps=0) as checkpointer:
+        for _ in range(saves):
+            tiny.step()
+            checkpointer.save(metrics=metrics)
+    assert len(steps(url)) == saves
+    said = [each.message for each in caplog.records if "'los'" in each.message]
+    assert said == [f"Of what to keep: No checkpoint has a finite metric 'los'; {each}." for each in told]
+
+
 def test_another_s_pins_stay(url):
     trained(url, [1.0] * 3)
     CheckpointStore.open(url).pin("step-3", holder="eval")
@@ -336,7 +362,7 @@ def test_what_another_run_begins_from_is_pinned_there_until_it_has_committed(url
     trained(source, [1.0] * 3)
     trained(url, [], resumes=True, source=source)
     assert pins(source) == {3: [held(url, of=url)]}
-    trained(source, [1.0] * 2)
+    saved_anew(source, 2)
     CheckpointStore.open(source).retire_by(Keep(last=1))
     assert steps(source) == [2, 1, 3]
     before = {info.key for info in open_store(source).list("data/")}
