@@ -151,16 +151,18 @@ class Ranks:
         return [outcome.value for outcome in outcomes]
 
     def close(self) -> None:
-        """Kill the processes."""
-        if self in self._place.started:
-            self._place.started.remove(self)
+        """Kill the processes. The drill's own thread and the one that gives it up may call it at once."""
         with self._starting:
             self._closed = True
-        for process, pipe in self._started:
-            process.kill()
-            process.join(10)
-            pipe.close()
-        self._folder.cleanup()
+            while self._started:
+                process, pipe = self._started[-1]
+                process.kill()
+                process.join(10)
+                pipe.close()
+                self._started.pop()
+            self._folder.cleanup()
+            if self in self._place.started:
+                self._place.started.remove(self)
 
     def __enter__(self) -> Self:
         return self

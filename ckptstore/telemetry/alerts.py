@@ -81,8 +81,22 @@ def alerts_at(at: Thresholds) -> list[Alert]:
 
 
 def _points(at: Thresholds) -> list[Alert]:
+    point = "checkpoint_recovery_point_seconds"
+
     def older(against: str, seconds: float) -> str:
-        return f'checkpoint_recovery_point_seconds{{against="{against}"}} > {seconds:g}'
+        return f'{point}{{against="{against}"}} > {seconds:g}'
+
+    def older_or_none(against: str, seconds: float) -> str:
+        """Return what is so also where a run that was committed to so long ago, and is now, never had one since."""
+        committed, such, within = (
+            f'{point}{{against="committed"}}',
+            f'{point}{{against="{against}"}}',
+            _duration(seconds),
+        )
+        before = f"max by (run) (max_over_time({committed}[{within}] offset {within}))"
+        ever = f"max by (run) (max_over_time({such}[{within}]))"
+        none = f"max by (run) ({committed}) and on (run) {before} unless on (run) {ever}"
+        return f"{older(against, seconds)} or ({none}) * 0 + {seconds:g}"
 
     return [
         Alert(
@@ -96,18 +110,18 @@ def _points(at: Thresholds) -> list[Alert]:
         ),
         Alert(
             "CkptstoreVerifiedPointTooOld",
-            older("verified", at.verified_point_seconds),
+            older_or_none("verified", at.verified_point_seconds),
             "warning",
-            "The newest checkpoint that is known to be whole is {{ $value | humanizeDuration }} old.",
+            "The newest checkpoint that is known to be whole is {{ $value | humanizeDuration }} old, or there is none.",
             "Newer ones are committed, and nobody has read them byte by byte since.",
             "ckptstore verify URL --level full --record",
             at.for_seconds,
         ),
         Alert(
             "CkptstoreProvedPointTooOld",
-            older("proved", at.proved_point_seconds),
+            older_or_none("proved", at.proved_point_seconds),
             "warning",
-            "The newest checkpoint from which a resume was proved is {{ $value | humanizeDuration }} old.",
+            "The newest one from which a resume was proved is {{ $value | humanizeDuration }} old, or there is none.",
             "Whether the run would go on as it did from newer ones was never tried.",
             "ckptstore ls URL",
             at.for_seconds,

@@ -17,7 +17,7 @@ import pytest
 
 from ckptstore.clock import SystemIds
 from ckptstore.drills import runner
-from ckptstore.drills.place import NotAsPromised, expect
+from ckptstore.drills.place import NotAsPromised, Place, expect
 from ckptstore.drills.report import document, junit
 from ckptstore.drills.runner import Conduct, run_drills
 from ckptstore.drills.scratch import MARKER, Scratch, seen_by
@@ -106,6 +106,29 @@ def test_ranks_that_do_not_say_what_is_waited_for_are_waited_for_no_longer_than_
     report = run_drills(url, [drill(waits)], conduct=Conduct(timeout_seconds=10.0))
     assert report.verdicts["one"].status == "failed"
     assert report.seconds < 60
+
+
+def test_ranks_may_be_closed_by_several_threads_at_once(url, ranks_are_quick):
+    """Ctrl-C closes them while the drill's own thread sees that one died, and leaves its `with`."""
+    for _ in range(12):
+        place = Place(url)
+        ranks, together, raised = place.ranks(1, "sabotage:sleeps"), threading.Barrier(4), []
+
+        def close(ranks=ranks, together=together, raised=raised):
+            together.wait(10)
+            try:
+                ranks.close()
+            except BaseException as error:  # noqa: BLE001  (all that is raised is what is looked for)
+                raised.append(error)
+
+        threads = [threading.Thread(target=close) for _ in range(together.parties)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert raised == []
+        assert place.started == []
+        assert not any(process.is_alive() for process, _ in ranks._workers)
 
 
 def test_a_drill_that_means_nothing_somewhere_says_why(url):
@@ -280,7 +303,8 @@ def waits_until(holds, seconds=20):
 def test_ctrl_c_ends_the_drill_and_nothing_is_left(url):
     with under_way(url) as command:
         os.kill(command.pid, signal.SIGINT)
-        assert command.wait(60) == 130
+        printed, said = command.communicate(timeout=60)
+        assert command.returncode == 130, printed + said
         waits_until(lambda: members(command.pid) == 0)
     assert contents(url) == {}
 

@@ -299,6 +299,34 @@ def test_checkpoints_that_nobody_verified_or_proved_for_long_are_told(url, tmp_p
     check_fires(tmp_path, rules(at), run.scrapes, expected)
 
 
+def test_checkpoints_none_of_which_was_ever_verified_or_proved_are_told(url, tmp_path):
+    simulated.save(RunLog.create(open_store(url)), Incarnation.new(job="gpt", host="node-1"), "a")
+    scrapes = [{"bucket": of_bucket(url)} for _ in range(2 * AGAIN)]
+    at = Thresholds(verified_point_seconds=5 * 60, proved_point_seconds=12 * 60)
+    check_fires(tmp_path, rules(at), scrapes, ["CkptstoreVerifiedPointTooOld"])
+    at = Thresholds(verified_point_seconds=60, proved_point_seconds=60)
+    expected = ["CkptstoreProvedPointTooOld", "CkptstoreVerifiedPointTooOld"]
+    check_fires(tmp_path, rules(at), scrapes, expected)
+
+
+def test_what_is_known_of_a_run_outlives_a_restart_and_ends_with_the_job(url, tmp_path):
+    """Several instances of one run are one run; who exposes nothing any more is no run without checkpoints."""
+    at = Thresholds(verified_point_seconds=5 * 60, proved_point_seconds=30 * 60)
+    log, job = RunLog.create(open_store(url)), Incarnation.new(job="gpt", host="node-1")
+    simulated.save(log, job, "a")
+    unverified = of_bucket(url)
+    log.append(lambda fold: Verified(fold.newest.seq, "full"))
+    verified = of_bucket(url)
+    ended = [{"rank-0": verified}] * 12 + [{}] * 10
+    check_fires(tmp_path, rules(at), ended, [])
+    restarted = [{"rank-0": verified}] * 12 + [{"rank-0": unverified}] * 4  # it has not read the log to its end yet
+    check_fires(tmp_path, rules(at), restarted, [])
+    two = [{"node-1": unverified, "bucket": unverified}] * 9 + [{"node-2": unverified, "bucket": unverified}] * 9
+    check_fires(tmp_path, rules(at), two, ["CkptstoreVerifiedPointTooOld"])
+    moved = [{"node-1": unverified}] * 9 + [{"node-2": unverified}] * 9
+    check_fires(tmp_path, rules(at), moved, ["CkptstoreVerifiedPointTooOld"])
+
+
 def test_what_dead_saves_leave_and_a_claim_that_commits_nothing_are_told_by_the_bucket(url, tmp_path):
     log, job = RunLog.create(open_store(url)), Incarnation.new(job="gpt", host="node-1")
     simulated.save(log, job, "a")
