@@ -54,7 +54,7 @@ def gc(process: Process, log: RunLog) -> None:
     if chance.random() < 0.5:  # noqa: PLR2004
         process.clock.sleep(chance.uniform(0, LONGEST_LOOK_SECONDS))
     log = process.opened() if chance.random() < 0.5 else log  # noqa: PLR2004
-    since, calls = watch.moment, len(store.calls)
+    after, calls = process.ids.nonce(), len(store.calls)
     ended = False
     try:
         with contextlib.suppress(ConflictError):
@@ -63,7 +63,7 @@ def gc(process: Process, log: RunLog) -> None:
     finally:
         deleted = {call.key for call in store.calls[calls:] if call.operation == "delete"}
         deleted = {key for key in deleted if key.startswith("data/")}
-        watch.told_collected(shown, deleted=deleted, writer=process.number, since=since, ended=ended)
+        watch.told_collected(shown, deleted=deleted, writer=process.number, after=after, ended=ended)
 
 
 def collects_to_the_end(process: Process) -> None:

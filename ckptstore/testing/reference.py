@@ -142,21 +142,22 @@ class Watch:
         if not claims or claims[-1] == incarnation:
             self._heard.append(f"I15: {incarnation} was told that it is fenced, and it reigns")
 
-    def told_collected(self, shown: Shown, *, deleted: set[str], writer: str, since: int, ended: bool) -> None:
+    def told_collected(self, shown: Shown, *, deleted: set[str], writer: str, after: str, ended: bool) -> None:
         """Remember what a collection did (I17).
 
         Args:
             shown: What it said before.
             deleted: The keys that it sent a deletion of.
             writer: What the identifiers of its process begin with.
-            since: When it began.
+            after: The last of them before it began: a request that was sent earlier may land meanwhile.
             ended: It ended well.
         """
         self.looks["I17"] += 1
 
         def check() -> Iterator[str]:
-            records = [record for record in self.told.records[since:] if record["kind"] == "RETIRE"]
-            retired = {seq for record in records if record["writer"].startswith(writer) for seq in record["seqs"]}
+            records = [record for record in self.told.records if record["kind"] == "RETIRE"]
+            own = [each for each in records if each["writer"].startswith(writer) and each["writer"] > after]
+            retired = {seq for record in own for seq in record["seqs"]}
             if more := sorted(retired - shown.retire):
                 yield f"I17: {more} were retired and not shown"
             if more := sorted(deleted - shown.delete):

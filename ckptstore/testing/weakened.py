@@ -263,7 +263,7 @@ class Weakened:
         """What it is called, and by whom it is caught."""
         return f"{self.weaken.__name__}, {self.enumeration or 'simulation'}"
 
-    def caught(self, seeds: range = range(80)) -> str | None:
+    def caught(self, seeds: range = range(200)) -> str | None:
         """Return what caught it: the seed, or the place in the enumeration; None if nothing did."""
         with weakened(self.weaken):
             if self.enumeration is not None:

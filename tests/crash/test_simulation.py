@@ -10,8 +10,9 @@ import pytest
 from ckptstore.testing.simulation import play
 from ckptstore.testing.weakened import WEAKENED
 
-SEEDS = [*range(150), 1170]
-"""The last one: a checkpoint that is retired while it is verified has no verdict."""
+SEEDS = [*range(150), 1170, 7901]
+"""The last two: a checkpoint that is retired while it is verified has no verdict; a RETIRE that was sent before a
+collection lands during it."""
 BATCHES = 10
 
 
