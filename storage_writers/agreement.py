@@ -128,19 +128,20 @@ class _Table:
     def propose(self, mine: Callable[[], object], *, root_first: bool) -> _Heard:
         """Any other rank: lay down a proposal and wait for the verdict."""
         if root_first:
-            came = self._until(lambda: self._is("root"), self.seconds)
-            # Rank 0 may give up just now, and take both keys away.
-            came = came and self._until(lambda: self._is("ready") or not self._is("root"), work_seconds(self.peers))
-            if not came:
+            if not self._until(lambda: self._is("root"), self.seconds):
                 raise self._missing([0])
+            # Rank 0 may give up just now, and take both keys away.
+            longest = work_seconds(self.peers)
+            if not self._until(lambda: self._is("ready") or not self._is("root"), longest):
+                raise self._unanswered(longest)
         proposal, raised = self._attempt(mine)
         key, verdict_key = f"proposal/{self.peers.rank}", f"verdict/{proposal.token}"
         self.store.set(key, pickle.dumps(proposal))
-        told = self._until(lambda: self._is("root") or self._is(verdict_key), self.seconds)
-        told = told and self._until(lambda: self._is(verdict_key), self.seconds + work_seconds(self.peers))
-        if not told:
+        longest = self.seconds + work_seconds(self.peers)
+        came = self._until(lambda: self._is("root") or self._is(verdict_key), self.seconds)
+        if not came or not self._until(lambda: self._is(verdict_key), longest):
             self.store.set(key, b"")  # withdrawn: who comes later must not count on it
-            raise raised or self._missing([0])
+            raise raised or (self._unanswered(longest) if came else self._missing([0]))
         verdict: _Verdict = pickle.loads(self.store.get(verdict_key))  # noqa: S301  (a peer's, as in DCP's own gather)
         self.store.delete_key(verdict_key)
         return verdict, raised
@@ -205,6 +206,14 @@ class _Table:
             f"Rank {shown} of {self.peers.world_size} did not come within {self.seconds:g} s.",
             hint="Call save or load on every rank of the group, or raise agree_timeout_seconds.",
             missing=ranks,
+            world_size=self.peers.world_size,
+        )
+
+    def _unanswered(self, seconds: float) -> DisagreementError:
+        return DisagreementError(
+            f"Rank 0 of {self.peers.world_size} came, and did not answer within {seconds:g} s: it died, or works on.",
+            hint="Look at rank 0; if it works on, give the process group a longer time-out.",
+            missing=[0],
             world_size=self.peers.world_size,
         )
 

@@ -102,6 +102,10 @@ class Signals:
                 if signal.getsignal(number) is ours:
                     signal.signal(number, before)
 
+    def is_noting(self) -> bool:
+        """Say whether a signal to this process is noted here and now, and not passed on."""
+        return self._is_listening() and os.getpid() == self._process
+
     def pass_on(self) -> None:
         """Let the signal that came do what it does without us, after `remove`: nobody has acted upon it."""
         if self.asked is not None and not _is_somebodys(signal.getsignal(self.asked.number)):
@@ -145,9 +149,11 @@ class Signals:
 
     def _as_before(self, before: _Handler, number: int, frame: FrameType | None) -> None:
         """Do what the signal did before, if that is not to be ignored or for another handler to do."""
+        if not _is_somebodys(before) and any(each.is_noting() for each in _standing(number)):
+            return  # one of ours that was installed later notes it, and asked this one
         if callable(before):
             before(number, frame)
-        elif before == signal.SIG_DFL and _is_ours(signal.getsignal(number)):
+        elif before == signal.SIG_DFL and _standing(number):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
@@ -180,6 +186,15 @@ def _after_in_parent() -> None:
     if (mask := getattr(_forking, "mask", None)) is not None:
         _forking.mask = None
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _standing(number: int) -> list[Signals]:
+    """Return those of ours that hear a signal, each through the one before."""
+    found, handler = [], signal.getsignal(number)
+    while _is_ours(handler):
+        found.append(handler.func.__self__)  # type: ignore[attr-defined]
+        handler = handler.args[0]
+    return found
 
 
 def _is_ours(handler: object) -> TypeGuard[partial[None]]:

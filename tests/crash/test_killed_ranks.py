@@ -263,6 +263,9 @@ def test_so_it_is_where_a_single_writer_is_promised_because_the_store_does_not_c
 
 
 def be_killed_in_the_first_save(place, rows, *death):
+    moment, *_ = death
+    if moment == "after the claim":  # the races of a probe take a server longer than the group's limit
+        place.probed()
     sw.save(state(1, rows), checkpoint_id="step-1", storage_writer=Watched(place, reacher(*death)))
 
 
@@ -282,7 +285,7 @@ FIRST = {"within the probe": [], "before the run": [], "after the run": [], "aft
 )
 def test_a_first_save_whose_rank_0_is_killed_leaves_no_checkpoint_and_the_next_job_begins(place, moment):
     """I5, I11."""
-    left_alive = be_killed(place, be_killed_in_the_first_save, moment, 0, 0, group_seconds=4)
+    left_alive = be_killed(place, be_killed_in_the_first_save, moment, 0, 0, group_seconds=8)
     for error in left_alive.values():
         assert isinstance(error, DisagreementError | CommitUnknownError)
         assert error.facts["missing"] == [0]

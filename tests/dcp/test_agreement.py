@@ -1,9 +1,11 @@
 """Ranks that differ, do not come, or fail: every rank hears it, typed and named, and nothing is committed."""
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -337,6 +339,24 @@ def two_sides(store, values, *, late, seconds):
 @pytest.mark.parametrize("late", [0, 1])
 def test_whoever_comes_late_is_waited_for(late):
     assert two_sides(dist.HashStore(), {0: "x", 1: "x"}, late=late, seconds=5) == {0: "x", 1: "x"}
+
+
+@pytest.mark.parametrize("root_first", [False, True])
+def test_who_waits_for_a_slow_rank_0_is_told_that_it_came(root_first):
+    store, ended = dist.HashStore(), threading.Event()
+    store.set_timeout(timedelta(seconds=0.3))
+
+    def slow_root():
+        with contextlib.suppress(DisagreementError):  # the other one has left
+            agreement.agree(Peers(0, 2, "test", store), lambda: ended.wait(20), lambda _: None, seconds=0.1)
+
+    root = threading.Thread(target=slow_root)
+    root.start()
+    with pytest.raises(DisagreementError, match=r"^Rank 0 of 2 came, and did not answer within 0\.[34] s") as raised:
+        agreement.agree(Peers(1, 2, "test", store), lambda: 1, lambda _: None, seconds=0.1, root_first=root_first)
+    assert raised.value.facts["missing"] == [0]
+    ended.set()
+    root.join(20)
 
 
 def test_a_proposal_of_who_gave_up_does_not_count_for_the_next_round():

@@ -114,6 +114,30 @@ def test_two_that_stand_on_each_other_both_note_and_go_in_any_order(heard, their
     assert heard == [signal.SIGUSR1] * 2
 
 
+@pytest.mark.parametrize("newer", [1, 2])
+def test_one_whose_time_is_over_leaves_a_signal_to_a_newer_one_that_notes_it(newer):
+    clock = ManualClock()
+    old = Signals(seconds=30, clock=clock)
+    old.install()
+    signal.raise_signal(signal.SIGUSR1)
+    clock.sleep(31)
+    above = [Signals() for _ in range(newer)]
+    for signals in above:
+        signals.install()
+    pid = os.fork()
+    if pid == 0:
+        for signals in (old, *above):  # as if it were the process that installed them
+            signals._process = os.getpid()
+        signal.raise_signal(signal.SIGUSR1)  # by default the end of a process, and Ctrl-C raises
+        signal.raise_signal(signal.SIGINT)
+        os._exit(7 if all(signals.asked.number == signal.SIGUSR1 for signals in above) else 8)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    for signals in above:
+        signals.remove()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
 def test_a_handler_that_calls_ours_may_go_on_doing_so_when_ours_is_gone():
     signals = Signals()
     signals.install()
