@@ -17,12 +17,12 @@ from ckptstore.format.records import Commit
 from ckptstore.format.shard import Shard, StoredItem, TensorMeta
 from ckptstore.format.value_types import ValueTypes, standard_types
 from ckptstore.format.values import CODEC, MAX_VALUE_BYTES, decode_value
-from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.fold import Committed
+from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.meanwhile import reading
 from ckptstore.protocol.parts import load_documents, load_parts
 from ckptstore.protocol.traces import read_trace
-from ckptstore.signing import Signing
 from ckptstore.transfer.assemble import box_of, read_bytes, whole
 
 _PLACES = "Checkpoint.read gives a tensor, storage_writers.load what DCP saved."
@@ -53,13 +53,11 @@ class Checkpoint:
 
     def __init__(
         self,
-        store: ObjectStore,
+        log: RunLog,
         committed: Committed,
         transfer: TransferOptions,
-        *,
-        signing: Signing | None = None,
     ) -> None:
-        self._store, self._transfer, self._signing = store, transfer, signing
+        self._log, self._store, self._transfer = log, log.store, transfer
         self.committed = committed
 
     @property
@@ -121,7 +119,7 @@ class Checkpoint:
             UnsupportedError: A newer version wrote it.
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
-        return read_trace(self._store, self.committed, signing=self._signing)
+        return read_trace(self._store, self.committed, signing=self._log.options.signing)
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.checkpoint_id!r}, seq={self.seq}, step={self.global_step})"
@@ -132,6 +130,7 @@ class Checkpoint:
 
         Raises:
             IntegrityError: A part is missing or damaged.
+            ConflictError: It was retired meanwhile.
             UnsupportedError: A newer version wrote it.
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
@@ -154,6 +153,7 @@ class Checkpoint:
 
         Raises:
             IntegrityError: They are missing or damaged.
+            ConflictError: It was retired meanwhile.
             UnsupportedError: A newer version wrote them.
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
@@ -175,13 +175,15 @@ class Checkpoint:
             NotFoundError: The checkpoint has no such key.
             InvalidInputError: The index is not a box of it.
             IntegrityError: A byte is not what was written.
+            ConflictError: It was retired meanwhile.
             UnsupportedError: A newer version wrote it.
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
         items = self._items_of(key)
         tensor = items[0][1].chunk.tensor
         box = box_of(tensor, index) if index else whole(tensor)
-        raw = read_bytes(self._store, items, box, options=self._transfer)
+        with reading(self._log, self.committed):
+            raw = read_bytes(self._store, items, box, options=self._transfer)
         dtype = array_dtype(tensor.dtype)
         return raw if dtype is None else raw.view(dtype)[..., 0]
 
@@ -199,6 +201,7 @@ class Checkpoint:
             NotFoundError: The checkpoint has no such key.
             UnsupportedError: It is no typed value, or holds a type that is not in `types`; or a newer version wrote it.
             IntegrityError: A byte is not what was written, or the document is none that a writer writes.
+            ConflictError: It was retired meanwhile.
             InvalidInputError: It is larger than 64 MiB.
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
@@ -229,7 +232,8 @@ class Checkpoint:
 
     @cached_property
     def _parts(self) -> Sequence[Part]:
-        return load_parts(self._store, self.committed)
+        with reading(self._log, self.committed):
+            return load_parts(self._store, self.committed)
 
     @cached_property
     def _items(self) -> Mapping[str, list[tuple[Shard, StoredItem]]]:
@@ -242,4 +246,5 @@ class Checkpoint:
 
     @cached_property
     def _documents(self) -> Mapping[str, Any]:
-        return load_documents(self._store, self.committed)
+        with reading(self._log, self.committed):
+            return load_documents(self._store, self.committed)

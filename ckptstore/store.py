@@ -364,4 +364,4 @@ class CheckpointStore(Retiring):
         return checkpoint if isinstance(checkpoint, Checkpoint) else self.get(checkpoint)
 
     def _checkpoint(self, committed: Committed) -> Checkpoint:
-        return Checkpoint(self._store, committed, self._transfer, signing=self._log.options.signing)
+        return Checkpoint(self._log, committed, self._transfer)

@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 
 from ckptstore.errors import (
     CkptStoreError,
-    ConflictError,
     IncompatibleStateError,
     IntegrityError,
     UnsafePickleError,
@@ -27,6 +26,7 @@ from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
 from ckptstore.protocol.fold import Committed
 from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.meanwhile import check_kept
 from ckptstore.transfer.download import BoxRead, check_shard, in_flight, read_boxes
 from ckptstore.units import MIB
 from storage_writers import pickles, tensors
@@ -318,24 +318,13 @@ def telling_what_to_do(log: RunLog, committed: Committed) -> Iterator[None]:
     except UnsafePickleError:
         raise
     except IntegrityError as error:
+        check_kept(log, committed, error, done="loaded")
         url, name = shlex.quote(log.store.url), shlex.quote(committed.exact_name)
-        if _is_retired(log, committed):
-            raise ConflictError(
-                f"{committed.exact_name} was retired while it was loaded, so its bytes may be gone: {error.message}",
-                hint=f"Load another one: `ckptstore ls {url}` lists them. A pin keeps one for as long as it is read.",
-                **error.facts,
-            ) from error
         error.hint = (
             f"Run `ckptstore verify {url} {name} --level full --quarantine`, which sets it aside if it is damaged, and "
             "load again: then the latest is an older one."
         )
         raise
-
-
-def _is_retired(log: RunLog, committed: Committed) -> bool:
-    with contextlib.suppress(CkptStoreError):  # then nobody knows, and what was found stands
-        return committed.seq not in log.refresh().commits
-    return False
 
 
 @contextlib.contextmanager

@@ -312,14 +312,17 @@ class _Sorted:
         store = self._log.store
         try:
             copy = store.get(stem.committed_key, max_bytes=MAX_RECORD_BYTES)
+        except NotFoundError:  # somebody else collects, too
+            return True
+        except IntegrityError:
+            return False
+        try:
             value = parse_json(copy, what=stem.committed_key)
             seq = value.get("seq") if isinstance(value, dict) else None
             if not isinstance(seq, int) or not 0 <= seq < self._fold.end:
                 return False
             return copy == store.get(slot_key(seq), max_bytes=MAX_RECORD_BYTES)
-        except NotFoundError:  # somebody else collects, too
-            return True
-        except IntegrityError:
+        except (IntegrityError, NotFoundError):  # a record that is gone vouches for nothing
             return False
 
 

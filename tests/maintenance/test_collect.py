@@ -20,7 +20,7 @@ from ckptstore.errors import (
     UnavailableError,
 )
 from ckptstore.events import Collected, Deleted, Retired
-from ckptstore.format.layout import parse_data_key
+from ckptstore.format.layout import parse_data_key, slot_key
 from ckptstore.format.records import LEVELS, Verified
 from ckptstore.maintenance import collect as collecting
 from ckptstore.maintenance.collect import collect, collect_retired, retire, retire_by
@@ -756,3 +756,18 @@ def test_where_there_is_no_run_there_is_nothing_to_do():
     plan = store.plan_collection(keep=Keep(last=1))
     assert plan.is_empty
     assert store.collect(digest=plan.digest, keep=Keep(last=1)).deleted == []
+
+
+def test_the_copy_of_a_commit_whose_record_is_gone_vouches_for_no_deletion():
+    """A log that was cut out and went on: nobody can say any more that what the copy names was retired."""
+    run = Run(saves=4)
+    old = run.log.fold.commits[2]
+    key = old.commit.stem.committed_key
+    body = run.store.get(key, max_bytes=1 << 20)
+    retire(run.log, [old.seq], reason="old")
+    run.collect()
+    run.store.put(key, body)
+    assert [each.key for each in run.plan().delete] == [key]
+    run.store.delete(slot_key(old.seq))
+    assert run.plan().delete == ()
+    assert "no record here" in run.plan().waiting[0].why

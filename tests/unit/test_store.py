@@ -16,6 +16,7 @@ import ckptstore
 from ckptstore import (
     Checkpoint,
     CheckpointStore,
+    ConflictError,
     Entry,
     IntegrityError,
     InvalidInputError,
@@ -370,6 +371,21 @@ def test_the_keys_say_dtype_shape_and_bytes_sorted_by_name(run):
         ("a", "int8", (5,), 5),
         ("b", "float16", (6, 2), 24),
     ]
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["before its manifest was read", "after"])
+def test_what_is_retired_and_deleted_while_it_is_read_is_not_called_damaged(run, is_known):
+    for name in ("a", "b", "c"):
+        run.save(name)
+    desk, store = CheckpointStore.open(run.url), open_store(run.url)
+    checkpoint = CheckpointStore.open(run.url).get("a")
+    assert not is_known or checkpoint.keys
+    desk.retire("a", reason="It is old.")
+    for info in list(store.list(checkpoint.commit.stem.prefix())):
+        store.delete(info.key)
+    with pytest.raises(ConflictError, match=r"a@\d was retired while it was read") as caught:
+        checkpoint.read(simulated.NAME)
+    assert "ckptstore ls" in caught.value.hint
 
 
 @pytest.mark.parametrize("index", [[slice(0, 2), slice(0, 1)], [slice(0, 4, 2)]])
