@@ -70,9 +70,9 @@ def retire(  # noqa: PLR0913  (an option each)
     """Let checkpoints go for ever.
 
     By name, or all that no --keep-... rule keeps. It is final; nothing is deleted yet: `gc` deletes what is
-    retired. The two newest, the newest that was verified at level full, and what is pinned are never retired; by a
-    rule neither is what is quarantined, and what was abandoned by a roll-back only when it is older than all that
-    --keep-last keeps.
+    retired. Never retired are the newest, the newest that was verified at level full, what is pinned, and what would
+    leave fewer than two; by a rule neither are the second newest and what is quarantined, and what was abandoned by
+    a roll-back only when it is older than all that --keep-last keeps.
     """
     keep = keep_of(keep_last, keep_best, keep_every, keep_hourly, keep_daily, keep_tag)
     if bool(names) == (keep is not None):
