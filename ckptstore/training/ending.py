@@ -200,8 +200,8 @@ class Ending:
         step, newest = self._progress.global_step, self.newest_seq
         tell(self._observer, Stopping(reason, step, newest, saved))
         if self._meeting.rank == 0 or here:
-            state = "saved" if saved else "not saved"
-            _log.warning("Stopping at step %d, which is %s: %s. Newest commit: seq %s.", step, state, reason, newest)
+            state, known = "saved" if saved else "not saved", "none is known" if newest is None else f"seq {newest}"
+            _log.warning("Stopping at step %d, which is %s: %s. Newest commit: %s.", step, state, reason, known)
 
     def _say_cut_off(self, stop: Stop) -> None:
         self.tell(f"{stop}; a rank or the store does not answer in time", saved=False, here=True)
