@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from storage_writers.tensors import bytes_of
+from ckptstore.units import MIB
+from storage_writers.capturing import Source
+from storage_writers.tensors import bytes_of, copyable
+
+_BATCH_BYTES, _BATCH_COUNT = 128 * MIB, 1024
 
 
 class Lanes:
@@ -53,3 +57,26 @@ class Lanes:
             self.finish()
             block = host
         return bytes_of(block)
+
+
+def batches(places: Sequence[Source]) -> Iterator[list[Source]]:
+    """Yield places, in their order, in batches of one device each; a large tensor by itself."""
+    batch, nbytes, device = list[Source](), 0, None
+    for place in places:
+        assert place.tensor is not None  # noqa: S101  (it is not copied yet)
+        here = place.tensor.device
+        if batch and (nbytes + place.nbytes > _BATCH_BYTES or len(batch) == _BATCH_COUNT or here != device):
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(place)
+        nbytes += place.nbytes
+        device = here
+    if batch:
+        yield batch
+
+
+def copied_to(place: Source) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where a tensor is copied to, and what is copied there."""
+    assert place.staged is not None  # noqa: S101  (it has a place)
+    assert place.tensor is not None  # noqa: S101  (it is not copied yet)
+    return copyable(place.staged), copyable(place.tensor)

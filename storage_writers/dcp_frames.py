@@ -1,6 +1,7 @@
 """What DCP's own `async_save`, which is calling us, does not say: how it saves, and the future in which the save ends.
 
-Nobody else hears of a failure. `storage_writers.async_save` needs none of this.
+Nobody else hears of a failure. `storage_writers.async_save` needs none of this, unless an interrupt cuts it off from
+the future of a save that runs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import inspect
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
+from concurrent.futures.thread import _WorkItem
+from types import CodeType
 from typing import Any
 
 import torch
@@ -19,6 +22,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from ckptstore.errors import InvalidInputError, UnsupportedError
 
 _ASYNC_SAVE = inspect.unwrap(state_dict_saver.async_save).__code__
+_RUN = _WorkItem.run.__code__
+_STATE = "staging_future_or_state_dict"
 _KIND, _FUTURE, _PLANNER = "async_checkpointer_type", "upload_future", "planner"
 
 
@@ -55,6 +60,19 @@ def future_and_planner() -> tuple[Future[Any], object]:
     return future, call.get(_PLANNER)
 
 
+def future_run_here() -> Future[Any] | None:
+    """Return the future of the work that this thread of an executor does, as `submit` returns it; None if it is none.
+
+    Who calls `submit` does not get it if an interrupt comes while a thread for it is started.
+    """
+    return getattr(_variables(_RUN).get("self"), "future", None)
+
+
+def state_saved_here() -> object:
+    """Return what DCP was given to save by a background save that runs on this thread; None if none does."""
+    return getattr(_variables(_RUN).get("self"), "kwargs", {}).get(_STATE)
+
+
 def unknown_torch() -> UnsupportedError:
     """Return the error of a save that nobody could follow."""
     return UnsupportedError(
@@ -65,8 +83,13 @@ def unknown_torch() -> UnsupportedError:
 
 def _call() -> Mapping[str, Any]:
     """Return the variables of DCP's `async_save` that is calling us on this thread; none if it is not."""
+    return _variables(_ASYNC_SAVE)
+
+
+def _variables(code: CodeType) -> Mapping[str, Any]:
+    """Return the variables of the innermost call of this code that is under way on this thread; none if none is."""
     frame = sys._getframe(1)  # noqa: SLF001  (the documented way to the stack)
-    while frame.f_code is not _ASYNC_SAVE:
+    while frame.f_code is not code:
         if frame.f_back is None:
             return {}
         frame = frame.f_back

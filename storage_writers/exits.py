@@ -64,12 +64,12 @@ def take_time() -> None:
 def _wait_and_look() -> None:
     """Wait for what is under way; this runs before anything of the interpreter is closed, so that saves can end."""
     mine = [save for pid, save in list(_watched.values()) if pid == os.getpid()]
-    if _limit is not None and _limit[0] > _CLOCK.monotonic():  # else somebody did other things in between
-        last = threading.Timer(_limit[0] - _CLOCK.monotonic() + SAYING_SECONDS, os._exit, (_limit[1],))
-        last.daemon = True
-        with contextlib.suppress(RuntimeError):  # no thread to be had any more
-            last.start()
     with contextlib.suppress(BaseException):  # an interrupt: do not wait any longer
+        if _limit is not None and _limit[0] > _CLOCK.monotonic():  # else somebody did other things in between
+            last = threading.Timer(_limit[0] - _CLOCK.monotonic() + SAYING_SECONDS, os._exit, (_limit[1],))
+            last.daemon = True
+            with contextlib.suppress(RuntimeError):  # no thread to be had any more
+                last.start()
         for save in mine:
             save.wait(None if _limit is None else max(0.0, _limit[0] - _CLOCK.monotonic()))
     untold = [save for save in mine if not save.told and not (save.ended and save.error is None)]

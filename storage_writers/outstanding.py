@@ -7,7 +7,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from ckptstore.errors import CkptStoreError, CommitUnknownError, StalledError
 from ckptstore.protocol.attempt import Description
 from storage_writers import exits, worker
-from storage_writers.dcp_frames import unknown_torch
+from storage_writers.dcp_frames import future_run_here, unknown_torch
 from storage_writers.gates import Gate
 from storage_writers.telling import Telling
 
@@ -58,6 +58,8 @@ class Outstanding:
         self.is_root, self.generation = is_root, generation
         self.staged: Staged | None = None
         """The copy of its state, from the staging on."""
+        self.state: dict[str, Any] | None = None
+        """What DCP was given to save; emptied when it has ended."""
         self.save: Save | None = None
         """What the ranks agreed on, once they have."""
         self.future: Future[Metadata] | None = None
@@ -66,6 +68,9 @@ class Outstanding:
         self.worker_lost = False
         """Whether the process that saved cannot save again."""
         self._others: set[threading.Thread] | None = {*threading.enumerate(), threading.current_thread()}
+        self._run: Future[Metadata] | None = None
+        """Of the thread that runs the save: `future`, unless who asked for it was interrupted before having that."""
+        self._refused = False
         self._raw: BaseException | None = None
         self._planner: object = None
         self._told = False
@@ -73,12 +78,23 @@ class Outstanding:
         self._lock = threading.Lock()
 
     def begin(self) -> bool:
-        """Return True, once, to the thread that runs the save: one that was not there when it was asked for."""
+        """Return True, once, to the thread that runs the save: one that was not there when it was asked for.
+
+        Raises:
+            StalledError: It was refused before. Its state is not there any more.
+        """
         with self._lock:
             if self._others is None or threading.current_thread() in self._others:
                 return False
-            self._others = None
+            if self._refused:
+                self.gate.check()
+            self._others, self._run = None, future_run_here()
             return True
+
+    @property
+    def may_come_late(self) -> bool:
+        """Whether it was refused before it began: a thread that was being started may come to it still."""
+        return self._refused and self._others is not None
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
@@ -99,10 +115,21 @@ class Outstanding:
             self.telling.end(error)
         self.tell()
         with self._lock:
-            if self.future is not None or self._others is None or self.ended:
+            if self.future is not None or self._refused or self.ended:
                 return
-            self.error = error
+            runs = self._run
+            if self._others is None and runs is None:  # nobody knows when it ends
+                return
+            self.error, self._refused = error, True
+        if runs is None:
+            self._end_refused()
+        else:
+            runs.add_done_callback(lambda _: self._end_refused())
+
+    def _end_refused(self) -> None:
+        """Note that nothing of it runs, and never will."""
         self.drop_state()
+        self._run = None  # its error holds the state
         self._ended.set()
 
     @property
@@ -129,14 +156,18 @@ class Outstanding:
             raise unknown_torch()
         future.__class__ = kind or WatchedFuture
         assert isinstance(future, WatchedFuture)  # noqa: S101  (it is one now)
-        self.future, future.outstanding = future, self
-        exits.watch(self)
-        future.add_done_callback(lambda _: self._end(explain))
+        future.outstanding = self
+        try:
+            self.future = future
+            exits.watch(self)
+            future.add_done_callback(lambda ended: self._end(ended, explain))
+        except BaseException:  # an interrupt: it is refused, by what is known of its thread
+            self.future = None
+            raise
 
-    def _end(self, explain: Explain) -> None:
+    def _end(self, ended: Future[Metadata], explain: Explain) -> None:
         """Note how it ended, and drop every reference to the state before anybody else is called back."""
-        assert self.future is not None  # noqa: S101  (this is its callback)
-        error = self.error = self._raw = Future.exception(self.future)
+        error = self.error = self._raw = Future.exception(ended)
         with contextlib.ExitStack() as last:  # what a callback raises is logged, and nobody hears of it
             last.callback(self._ended.set)
             last.callback(self.drop_state)

@@ -20,7 +20,7 @@ from ckptstore.protocol.attempt import Description
 from ckptstore.protocol.log import RunLog
 from storage_writers import environment, ranks, settling, survivors, worker
 from storage_writers.agreement import agree, work_seconds
-from storage_writers.dcp_frames import future_and_planner, saves_by_process
+from storage_writers.dcp_frames import future_and_planner, saves_by_process, state_saved_here
 from storage_writers.describing import Descriptions
 from storage_writers.gates import Gate
 from storage_writers.outstanding import GRACE_SECONDS, Outstanding
@@ -57,6 +57,8 @@ class SaveSession:
         self.descriptions = Descriptions(carried)
         self.outstanding: Outstanding | None = None
         """The background save, until all ranks know how it ended."""
+        self._late: tuple[dict[str, Any], Gate] | None = None
+        """Of the last one that was refused before its thread came to it: what DCP saves, and that it may not commit."""
         self.log: RunLog | None = None
         self.fences = 0
         """How many optimizers wait for the staging by themselves."""
@@ -83,7 +85,7 @@ class SaveSession:
         """Have nothing to do, after a fork, with a save of the process that was forked: its threads are not here."""
         if self._process != os.getpid():
             self._process, self._turn, self._alone = os.getpid(), threading.RLock(), Track()
-            self._pool = self.outstanding = None
+            self._pool = self.outstanding = self._late = None
             self._has_asked = False
 
     @contextlib.contextmanager
@@ -127,9 +129,7 @@ class SaveSession:
             CkptStoreError: The ranks do not agree, or the save before failed and nobody was told; the same on all.
         """
         self.forget()
-        staged = self.outstanding
-        if staged is not None and not staged.begin():
-            staged = None
+        staged = self._begun_here()
         if staged is not None:
             description, gate, telling = staged.description, staged.gate, staged.telling
             telling.begin()
@@ -149,6 +149,17 @@ class SaveSession:
             save.staged, staged.save = staged.staged, save
         self._here.save = save
         return save
+
+    def _begun_here(self) -> Outstanding | None:
+        """Return the background save that this thread runs, once; None if it runs none.
+
+        Raises:
+            StalledError: It was refused before.
+        """
+        if self._late is not None and state_saved_here() is self._late[0]:
+            self._late[1].check()
+        save = self.outstanding
+        return save if save is not None and save.begin() else None
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
@@ -217,6 +228,7 @@ class SaveSession:
                     shared=save.by_process,
                 )
             save.staged = staged = self._pool.stage(state_dict)
+            save.state = staged.state
             if save.by_process:
                 _hand_over(staged, self.limits.commit_timeout_seconds)
         return staged.state
@@ -313,7 +325,9 @@ class SaveSession:
 
     def _conclude(self, verdict: Verdict, track: Track, other: Outstanding | None) -> None:
         """Do what all ranks do."""
-        last, self.outstanding = self.outstanding, None
+        if (last := self.outstanding) is not None and last.may_come_late and last.state is not None:
+            self._late = last.state, last.gate
+        self.outstanding = None
         if track.last in (last, other):
             track.last = None
         if last is not None:
@@ -340,8 +354,8 @@ class SaveSession:
 
     def __reduce__(self) -> tuple[object, ...]:
         # DCP sends the writer to the process that saves from a thread of its own.
-        staged, limits, carried = self.outstanding, self.limits, None
-        if staged is not None and staged.begin():
+        staged, limits, carried = self._begun_here(), self.limits, None
+        if staged is not None:
             staged.gate.check()
             carried = staged.description
             limits = dataclasses.replace(limits, commit_timeout_seconds=max(staged.gate.left(), 0.001))

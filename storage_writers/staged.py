@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from ckptstore.errors import StalledError, UnavailableError
+from ckptstore.threads import OwnedThread
 from ckptstore.units import MIB
 from storage_writers import tensors
 from storage_writers.capturing import Captured, Source, held_tensors, is_plain
-from storage_writers.copying import Lanes
+from storage_writers.copying import Lanes, batches, copied_to
 from storage_writers.pool import Arena, Room, aligned
 
 COPY_SECONDS = 600.0
@@ -25,30 +26,6 @@ JOIN_SECONDS = 60.0
 IDLE_SECONDS = 3600.0
 """How long reading ahead waits for room before it leaves the rest to the upload."""
 _BLOCK_BYTES = 64 * MIB
-_BATCH_BYTES, _BATCH_COUNT = 128 * MIB, 1024
-
-
-def _batches(places: Sequence[Source]) -> Iterator[list[Source]]:
-    """Yield places, in their order, in batches of one device each; a large tensor by itself."""
-    batch, nbytes, device = list[Source](), 0, None
-    for place in places:
-        assert place.tensor is not None  # noqa: S101  (it is not copied yet)
-        here = place.tensor.device
-        if batch and (nbytes + place.nbytes > _BATCH_BYTES or len(batch) == _BATCH_COUNT or here != device):
-            yield batch
-            batch, nbytes = [], 0
-        batch.append(place)
-        nbytes += place.nbytes
-        device = here
-    if batch:
-        yield batch
-
-
-def _copied_to(place: Source) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where a tensor is copied to, and what is copied there."""
-    assert place.staged is not None  # noqa: S101  (it has a place)
-    assert place.tensor is not None  # noqa: S101  (it is not copied yet)
-    return tensors.copyable(place.staged), tensors.copyable(place.tensor)
 
 
 class _Slot:
@@ -110,6 +87,9 @@ class Staged:
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._working = 0
+
+    def begin(self) -> None:
+        """Begin to copy. However this ends, `end` is to be called."""
         self._start(self._copy_all, "ckptstore-staging")
 
     def _placed(self, sources: Sequence[Source]) -> list[Source]:
@@ -133,11 +113,17 @@ class Staged:
             finally:
                 self._leave()
 
-        thread = threading.Thread(target=run, name=name, daemon=True)  # ended at exit by `_end_all`, with a limit
+        thread = OwnedThread(run, name)  # ended at exit by `_end_all`, with a limit
         with self._changed:
-            thread.start()
             self._threads.append(thread)
             self._working += 1
+            try:
+                thread.start()
+            except BaseException:
+                if thread.withdraw():
+                    self._threads.remove(thread)
+                    self._working -= 1
+                raise
 
     def _leave(self) -> None:
         """Note that a thread is done. The last one, after the end, gives the pool back."""
@@ -195,10 +181,10 @@ class Staged:
         """Copy every tensor that has a place, in file order."""
         batch = list[Source]()
         try:
-            for batch in _batches(self._places):
+            for batch in batches(self._places):
                 if self._ended:
                     return
-                wanted = [_copied_to(place) for place in batch if place.wanted]
+                wanted = [copied_to(place) for place in batch if place.wanted]
                 if len(batch) == 1:
                     self._copy_blocks(wanted)
                 elif wanted:
@@ -383,8 +369,12 @@ class Staged:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(JOIN_SECONDS)
-        if not any(thread.is_alive() for thread in self._threads):
-            self._give_back()  # else a device hangs, and its thread, which may still write into the pool, does it
+        self.return_idle()  # else a device hangs, and its thread, which may still write into the pool, does it
+
+    def return_idle(self) -> None:
+        """Give the pool back if `end` was called, perhaps interrupted, and no thread is in a copy."""
+        if self._ended and not any(thread.is_alive() for thread in self._threads):
+            self._give_back()
 
     def _give_back(self) -> None:
         with self._changed:

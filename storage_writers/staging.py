@@ -76,13 +76,21 @@ class StagingPool:
             UnavailableError: There is no memory for the pool.
             UnsupportedError: A value that is no tensor cannot be copied; it is named.
         """
-        with self._using, _collector_paused(), torch.inference_mode(mode=False):  # whose tensors cannot be written to
-            self._check_idle()
-            captured = Captured(state_dict)
-            in_file_order = sorted(captured.sources, key=lambda source: -source.width)
-            self._grow(sum(aligned(source.nbytes) for source in in_file_order))
-            self._outstanding = Staged(captured, in_file_order, self._arena, self._returned)
-            return self._outstanding
+        staged: Staged | None = None
+        try:
+            # Inference mode is left: its tensors cannot be written to.
+            with self._using, _collector_paused(), torch.inference_mode(mode=False):
+                self._check_idle()
+                captured = Captured(state_dict)
+                in_file_order = sorted(captured.sources, key=lambda source: -source.width)
+                self._grow(sum(aligned(source.nbytes) for source in in_file_order))
+                self._outstanding = staged = Staged(captured, in_file_order, self._arena, self._returned)
+                staged.begin()
+                return staged
+        except BaseException:
+            if staged is not None:  # nobody else knows of it, and its thread may be in a copy
+                staged.end()
+            raise
 
     def _grow(self, need: int) -> None:
         if need <= self._needed:  # what is free differs from save to save: only a larger state asks anew
@@ -116,6 +124,8 @@ class StagingPool:
                 self._arena.free()
 
     def _check_idle(self) -> None:
+        if (staged := self._outstanding) is not None:
+            staged.return_idle()
         if self._outstanding is not None:
             if self._outstanding.has_ended:
                 raise BusyError(

@@ -15,6 +15,7 @@ from ckptstore.events import Observer, ShardStored, UploadBegan, tell
 from ckptstore.format.shard import Shard, ShardLayout, StoredShard
 from ckptstore.objectstore.port import ObjectStore
 from ckptstore.options import TransferOptions
+from ckptstore.threads import OwnedThread
 from ckptstore.transfer.upload import Piece, upload_shard
 from ckptstore.units import MIB
 from storage_writers.agreement import in_our_words
@@ -115,16 +116,17 @@ def upload_watched(  # noqa: PLR0913  (what `upload_shard` takes)
         except BaseException as error:  # noqa: BLE001  (handed over whole)
             shard.set_exception(error)
 
-    thread = threading.Thread(target=run, name="ckptstore-upload", daemon=True)
-    thread.start()
+    thread = OwnedThread(run, "ckptstore-upload")
     try:
+        thread.start()
         while not wait([shard], timeout=LOOK_SECONDS).done:
             moving.check(key)
     except BaseException as error:
         moving.give_up()
-        if not isinstance(error, StalledError):  # an interrupt: leave nothing behind
-            wait([shard], timeout=ABORT_SECONDS)
-        _hung.append((store.url, thread))
+        if not thread.withdraw():
+            _hung.append((store.url, thread))
+            if not isinstance(error, StalledError):  # an interrupt: leave nothing behind
+                thread.join(ABORT_SECONDS)
         raise
     thread.join()  # its frames hold the state, and can be let go of only when it has ended
     return shard.result()
@@ -184,7 +186,12 @@ class _Moving:
         for body in bodies:
             yield self._parts(body)
             self._since = None
+        self._check_going_on()
         self._moved(self._size)  # from here on the engine publishes: what it still holds, or syncs, may be all
+
+    def _check_going_on(self) -> None:
+        if self._given_up:
+            raise StalledError("This upload was given up before.")
 
     def _parts(self, body: Iterable[Piece]) -> Iterator[memoryview]:
         self._since = None
@@ -194,8 +201,7 @@ class _Moving:
                 continue
             flat = view.cast("B")
             for start in range(0, flat.nbytes, self._part_bytes):
-                if self._given_up:
-                    raise StalledError("This upload was given up before.")
+                self._check_going_on()
                 self._moved(self._in_flight)
                 yield flat[start : start + self._part_bytes]
             self._since = None
