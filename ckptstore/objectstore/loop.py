@@ -95,7 +95,12 @@ class _Served:
         self.thread = threading.Thread(target=self._serve, name="ckptstore-loop", daemon=True)
         self.closing: list[Callable[[], Coroutine[Any, Any, object]]] = []
         self._ending = False
-        self.thread.start()
+        try:
+            self.thread.start()
+        except BaseException:  # an interrupt: nobody knows of it, and it may run
+            self._ending = True
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            raise
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -32,8 +32,12 @@ class TextFile:
         write_whole(self._path, render())
         self._closed, self._lock, self._fails = threading.Event(), threading.Lock(), False
         self._thread = threading.Thread(target=self._keep, name="ckptstore-metrics", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
+        try:
+            self._thread.start()
+            atexit.register(self.close)
+        except BaseException:  # an interrupt, or no thread to be had: nobody will close it
+            self._closed.set()
+            raise
 
     def _keep(self) -> None:
         while not self._closed.wait(self._seconds):

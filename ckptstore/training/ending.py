@@ -94,8 +94,8 @@ class Ending:
         """
         done = threading.Event()
         watch = threading.Thread(target=self._watch, args=(done,), name="ckptstore-stop", daemon=True)
-        watch.start()
         try:
+            watch.start()
             yield
         finally:
             done.set()

@@ -19,6 +19,7 @@ from ckptstore.maintenance.collect_plan import Deletion, check_grace
 from ckptstore.maintenance.retention import Keep, unmatched
 from ckptstore.protocol.claim import reigns
 from ckptstore.protocol.log import RunLog
+from ckptstore.threads import OwnedThread
 from ckptstore.training.asked import Asked
 from ckptstore.training.claims import incarnation_at
 from ckptstore.training.holding import Held, Holding
@@ -62,7 +63,7 @@ class Keeping:
         """Set when the job has ended: nothing more is deleted."""
         self._fenced_by: str | None = None
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread: OwnedThread | None = None
         self._ending: Callable[[], None] | None = None
         """Hears, if nobody has, that the newest background save has ended."""
         self._newest: int | None = None
@@ -120,13 +121,15 @@ class Keeping:
             if self._thread is not None:
                 return
             # A daemon: the process's end must not wait for a store that hangs.
-            thread = threading.Thread(target=self._work, name="ckptstore-keep", daemon=True)
+            thread = self._thread = OwnedThread(self._work, "ckptstore-keep")
             try:
                 thread.start()
-            except RuntimeError as error:  # no thread to be had
-                self._tell(safe_text(error))
-                return
-            self._thread = thread
+            except BaseException as error:
+                if thread.withdraw():  # else it waits for the lock, and goes on
+                    self._thread = None
+                if not isinstance(error, RuntimeError):  # an interrupt
+                    raise
+                self._tell(safe_text(error))  # no thread to be had
 
     def _work(self) -> None:
         while True:

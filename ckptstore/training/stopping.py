@@ -123,8 +123,8 @@ class Grace:
         """
         last = threading.Timer(self.left_for_exit(), self.leave, (say,))
         last.name, last.daemon = "ckptstore-stop", True
-        last.start()
         try:
+            last.start()
             yield
         finally:
             last.cancel()

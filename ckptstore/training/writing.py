@@ -41,17 +41,17 @@ class Writing:
             return
         # A daemon: the process's end must not wait for a store that hangs.
         thread = threading.Thread(target=write, name="ckptstore-trace", daemon=True)
+        self._writes.append((name, thread))  # an interrupt may come when it is at work already
         try:
             thread.start()
         except RuntimeError as error:  # no thread to be had
             self.tell_failed(name, safe_text(error))
-            return
-        self._writes.append((name, thread))
 
     def wait(self, until: float) -> None:
         """Wait for what is under way until a moment of the clock's monotonic seconds; tell of what is not done then."""
         for name, thread in self._writes:
-            thread.join(max(0.0, until - self._clock.monotonic()))
+            if thread.is_alive():
+                thread.join(max(0.0, until - self._clock.monotonic()))
             if thread.is_alive():
                 self.tell_failed(name, "it was not written in time")
         self._writes = []

@@ -129,25 +129,34 @@ def in_flight(tasks: Iterable[T], work: Callable[[T], object], *, limit: int) ->
         for task in tasks:
             work(task)
         return
-    pending, lock, failures = iter(tasks), threading.Lock(), list[BaseException]()
+    pending, changed, failures, working = iter(tasks), threading.Condition(), list[BaseException](), 0
 
     def worker() -> None:
-        while not failures:
-            with lock:
-                task = next(pending, None)
-            if task is None:
-                return
+        nonlocal working
+        while True:
+            with changed:
+                task = None if failures else next(pending, None)
+                if task is None:
+                    return
+                working += 1
             try:
                 work(task)
             except BaseException as error:  # noqa: BLE001  (raised on the caller's thread)
                 failures.append(error)
+            finally:
+                with changed:
+                    working -= 1
+                    changed.notify_all()
 
     with ThreadPoolExecutor(min(limit, len(tasks)), thread_name_prefix="ckptstore-fetch") as pool:
         try:
             for future in [pool.submit(worker) for _ in range(min(limit, len(tasks)))]:
                 future.result()
         except BaseException as error:
-            failures.append(error)  # an interrupt of this thread stops the workers too
+            with changed:
+                failures.append(error)  # an interrupt of this thread stops the workers too
+                # One that `submit` was just starting is none of the pool's, and may be writing into a target.
+                changed.wait_for(lambda: not working)
             raise
     if failures:
         raise failures[0]

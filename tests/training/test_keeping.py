@@ -5,10 +5,12 @@ import logging
 import multiprocessing
 import re
 import threading
+import time
 from concurrent.futures import Future
 
 import pytest
 from hanging import HangsInDelete, train_where_deletions_hang
+from interrupted import WHENS, interrupt_start
 from odd_stores import Denies
 from ranks import PRELOADED
 from stoppable import Tiny
@@ -397,3 +399,19 @@ def test_a_promise_of_a_single_writer_holds_for_what_is_let_go_of_too(tmp_path):
     assert [event for event in events if isinstance(event, KeepFailed)] == []
     assert steps(root) == [5, 4]
     assert asking.Asked(root).log is None
+
+
+@pytest.mark.parametrize("when", WHENS)
+def test_after_a_commit_whose_keeping_was_interrupted_the_next_one_keeps(url, monkeypatch, when):
+    tiny = Tiny()
+    with Checkpointer(url, tiny.state, keep=Keep(last=1), background=False, proof_steps=0) as checkpointer:
+        interrupted = interrupt_start(monkeypatch, "ckptstore-keep", when)
+        tiny.step()
+        with pytest.raises(KeyboardInterrupt):
+            checkpointer.save()
+        time.sleep(0.3)
+        for _ in range(3):
+            tiny.step()
+            checkpointer.save()
+    assert interrupted
+    assert steps(url) == [4, 3]
