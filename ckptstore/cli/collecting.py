@@ -107,7 +107,8 @@ def retire(  # noqa: PLR0913  (an option each)
         print_line(f"Retired: {', '.join(exactly.get(seq, str(seq)) for seq in seqs)}.")
         print_line(pointed("Nothing was deleted yet: see `ckptstore gc URL`."))
     else:
-        print_line("Nothing is to be retired; nothing was changed.")
+        where = "Nothing is to be retired" if store.run else f"There is no run at {store.url}"
+        print_line(f"{where}; nothing was changed.")
     return Exit.FINE
 
 

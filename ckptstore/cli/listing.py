@@ -25,7 +25,7 @@ from ckptstore.errors import CkptStoreError, IntegrityError
 from ckptstore.format.version import FORMAT
 from ckptstore.protocol.log import Entry
 from ckptstore.store import CheckpointStore
-from ckptstore.units import counted, format_bytes
+from ckptstore.units import counted, format_bytes, some
 
 DEAD, IN_PROGRESS = "dead", "in progress"
 WHY = {
@@ -170,7 +170,7 @@ def _print_checkpoints(lines: Sequence[Document], *, latest: int | None) -> None
 def _notes(line: Document, *, latest: int | None) -> str:
     notes = ["latest"] if line["seq"] == latest else []
     notes += [line["set_aside"]] if line["set_aside"] else []
-    notes += [f"pinned by {', '.join(pin['holder'] for pin in line['pins'])}"] if line["pins"] else []
+    notes += [f"pinned by {some([pin['holder'] for pin in line['pins']])}"] if line["pins"] else []
     notes += [f"verified: {line['verified']}"] if line["verified"] else []
     notes += ["proved"] if line["proved"] else []  # `show` has the verdict
     return "; ".join(notes)

@@ -94,7 +94,7 @@ def _split(url: str | os.PathLike[str]) -> tuple[str, str]:
     if scheme == "file":
         if not path.startswith("/"):
             raise InvalidInputError("A file:// URL needs an absolute path.", hint="Write file:///path/to/run.")
-        return scheme, "/" + _checked(path[1:])
+        return scheme, "/" + _checked(path[1:], below="/")
     if scheme in _CLOUDS and not _BUCKET.fullmatch(path.split("/")[0]):
         # The name is not shown: it could hold credentials (`s3://key:secret@bucket`).
         raise InvalidInputError(
@@ -112,7 +112,7 @@ def _plain_path(text: str) -> str:
             hint=f"Write {first}// and what follows, or ./{first} if a path is meant.",
         )
     if text.startswith("/"):
-        return "/" + _checked(text[1:])
+        return "/" + _checked(text[1:], below="/")
     up, rest = os.getcwd(), text  # noqa: PTH109  (a string, taken as it is)
     while rest.split("/")[0] in (".", ".."):
         step, _, rest = rest.partition("/")
@@ -121,11 +121,11 @@ def _plain_path(text: str) -> str:
     return f"{up.rstrip('/')}/{rest}".rstrip("/") or "/"
 
 
-def _checked(path: str) -> str:
+def _checked(path: str, *, below: str = "") -> str:
     path = path.removesuffix("/")
     fault = fault_of_segments(path) if path else None
     if fault is not None:
-        shown = path.rpartition("@")[2]  # without a user and a password
+        shown = below + path.rpartition("@")[2]  # without a user and a password
         raise InvalidInputError(f"The path {shown!r} cannot be a run's root: {fault}.", hint=_known(), path=shown)
     return path
 

@@ -201,7 +201,8 @@ def decide_commit(fold: Fold, incarnation: Incarnation, record: Commit) -> Commi
     if fold.supersedes(record.attempt):
         raise SupersededError(
             f"Attempt {record.attempt} of term {record.term} cannot commit: a later one has.",
-            hint="Drop this attempt; the next save goes on.",
+            hint="Drop this attempt; the next save goes on. If another writer of this process saves here too, end one: "
+            "their checkpoints stand in one log, and each may retire those of the other.",
             term=record.term,
             attempt=record.attempt,
             committed=fold.tip.attempt if fold.tip else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -175,19 +174,28 @@ def _verify_shards(
     return Verdict(level, None, tuple(findings), read, paths)
 
 
-def _listed(store: ObjectStore, paths: Sequence[str]) -> dict[str, ObjectInfo]:
+def _listed(store: ObjectStore, paths: Sequence[str]) -> dict[str, ObjectInfo | IntegrityError]:
+    """Return what stands at each path, or that it is no object; nothing where nothing stands."""
     prefixes = sorted({path.rpartition("/")[0] + "/" for path in paths})
-    found = {info.key: info for prefix in prefixes for info in store.list(prefix)}
+    found: dict[str, ObjectInfo | IntegrityError] = {
+        info.key: info for prefix in prefixes for info in store.list(prefix)
+    }
     for path in paths:
         if path not in found:  # a file system on a network may list late
-            with contextlib.suppress(NotFoundError):
+            try:
                 found[path] = store.head(path)
+            except NotFoundError:
+                continue
+            except IntegrityError as error:  # a directory, or a pipe: one finding, and the others are judged
+                found[path] = error
     return found
 
 
-def _compare(level: Level, stored: StoredShard, info: ObjectInfo | None) -> list[Finding]:
+def _compare(level: Level, stored: StoredShard, info: ObjectInfo | IntegrityError | None) -> list[Finding]:
     shard = stored.shard
     expected = str(shard.size)
+    if isinstance(info, IntegrityError):
+        return [finding_of("exists", shard.path, info, names_in(stored))]
     if info is None:
         text = f"{shard.path} is missing."
         return [Finding("exists", "missing", shard.path, expected, "nothing", text, names_in(stored))]

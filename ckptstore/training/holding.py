@@ -77,9 +77,9 @@ class Holding:
                 self._add(pin)
                 raise
         except CkptStoreError as error:
-            advice = (
-                "" if own else " Pin it there with credentials that may write, or see to it that nobody retires it."
-            )
+            advice = " Pin it there with credentials that may write, or see to it that nobody retires it."
+            if own or isinstance(error, NotFoundError):  # it is retired
+                advice = ""
             self._told(f"{checkpoint.exact_name} of {store.url} could not be pinned: {error}{advice}")
             return
         self._add(pin)

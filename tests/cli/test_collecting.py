@@ -304,3 +304,8 @@ def test_a_run_that_does_not_exist_has_nothing_to_do(ckptstore, tmp_path):
     ended = ckptstore("gc", tmp_path / "none", "--keep-last", 1)
     assert (ended.code, ended.lines[-1]) == (0, "There is nothing to do.")
     assert not (tmp_path / "none").exists()
+
+
+def test_where_there_is_no_run_a_policy_says_so(ckptstore, tmp_path):
+    ended = ckptstore("retire", str(tmp_path / "mistyped"), "--keep-last", "2", "--yes")
+    assert (ended.code, ended.out) == (0, f"There is no run at file://{tmp_path}/mistyped; nothing was changed.\n")

@@ -221,3 +221,11 @@ def test_a_checkpoint_from_which_a_resume_was_proved_is_called_so(ckptstore, run
     assert "proved" not in row(found, "a")
     assert "5 steps the same" in ckptstore("show", run.url, "b").out
     assert ckptstore("ls", run.url, "--json").json["committed"][0]["proved"] == "5 steps the same"
+
+
+def test_of_many_holders_a_few_are_shown(ckptstore, run):
+    for holder in range(20):
+        run.catalog.pin(run.save("a").seq if not holder else 1, holder=f"job-{holder:02d}", reason="")
+    assert "pinned by job-00, " in (out := ckptstore("ls", run.url).out)
+    assert "job-07 and 12 more" in out
+    assert "job-19" not in out

@@ -55,6 +55,40 @@ def test_damage_is_quarantined_if_asked_for_and_the_next_is_the_latest(ckptstore
     assert verified(ckptstore, run, "b@2", "--quarantine", code=1)["checkpoints"][0]["quarantined"] is False
 
 
+def obstruct(path, what):
+    """Put something in the place of a file that is no file."""
+    path.unlink()
+    match what:
+        case "a pipe":
+            os.mkfifo(path)
+        case "a directory":
+            path.mkdir()
+        case "a link to itself":
+            path.symlink_to(path)
+        case "a device":
+            path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("level", ["exists", "full"])
+@pytest.mark.parametrize("what", ["a pipe", "a directory", "a link to itself", "a device"])
+@pytest.mark.parametrize("file", ["shard", "part"])
+def test_what_is_no_file_is_damage_of_its_checkpoint_and_the_others_are_judged(
+    ckptstore, run, tmp_path, file, what, level
+):
+    run.save("a")
+    stem = run.save("b").commit.stem
+    key = {"shard": stem.shard_key(1), "part": stem.part_key(0)}[file]
+    [path] = [each for each in tmp_path.rglob("*") if str(each).endswith(key)]
+    obstruct(path, what)
+    ended = ckptstore("verify", run.url, "--all", "--level", level, "--quarantine", "--json")
+    assert ended.code == 1
+    assert [(each["seq"], each["ok"], each["quarantined"]) for each in ended.json["checkpoints"]] == [
+        (2, False, True),
+        (1, True, False),
+    ]
+    assert ckptstore("latest", run.url, "--json").json["checkpoint"]["seq"] == 1
+
+
 def test_what_passed_whole_is_recorded_if_asked_for(ckptstore, run):
     run.save("a")
     run.flip(run.save("b").commit.stem.shard_key(1), 255)

@@ -387,8 +387,20 @@ def test_a_source_that_may_only_be_read_is_begun_from_and_it_is_told_that_nothin
     events = trained(url, [1.0], resumes=True, source=source)
     (told,) = [event.reason for event in events if isinstance(event, KeepFailed)]
     assert "could not be pinned" in told
+    assert "Pin it there with credentials" in told
     assert "step-3@3" in told
     assert steps(url) == [4]
+
+
+def test_what_is_retired_before_it_is_pinned_is_told_without_advice_on_credentials(url):
+    source = f"{url}-source"
+    trained(source, [1.0] * 3)
+    store, told = CheckpointStore.open(source), []
+    old = store.get(step=1)
+    store.retire(old, reason="It is old.")
+    Holding(asking.Asked(url), told.append).hold(asking.Asked(source), store, old, incarnation="0" * 32)
+    assert "step-1@1 is retired" in told[0]
+    assert "credentials" not in told[0]
 
 
 def test_a_promise_of_a_single_writer_holds_for_what_is_let_go_of_too(tmp_path):
