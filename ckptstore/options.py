@@ -83,16 +83,19 @@ class LogOptions:
         request_pause_seconds: The first pause between two tries; it doubles, with full jitter, up to 5 seconds.
         assume_single_writer: The user's promise that one process at a time appends. Fencing does not hold then.
         signing: Who signs what is appended, and whose signature a record must have. Pickled with its private key.
+        refuse_lost_tail: Nothing is appended where a hint tells that the newest records were lost, as by every command:
+            a new one takes the slot of a lost one. A job goes on all the same, and tells it.
     """
 
     deadline_seconds: float = 120.0
     request_pause_seconds: float = 0.05
     assume_single_writer: bool = False
     signing: Signing | None = None
+    refuse_lost_tail: bool = False
 
     def __post_init__(self) -> None:
         check_seconds(deadline_seconds=self.deadline_seconds, request_pause_seconds=self.request_pause_seconds)
-        check_flags(assume_single_writer=self.assume_single_writer)
+        check_flags(assume_single_writer=self.assume_single_writer, refuse_lost_tail=self.refuse_lost_tail)
         if not isinstance(self.signing, Signing | None):  # its value is not shown: it may be a key
             raise InvalidInputError(
                 "signing must be Signing.", hint="Pass signing=Signing.read(...).", option="signing"

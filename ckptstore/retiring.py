@@ -70,7 +70,7 @@ class Retiring:
             UnsupportedError: A newer version wrote to the log.
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
-        return retirable(self._log.refresh().whole(), keep)
+        return retirable(self._log.read().whole(), keep)
 
     def retire_by(self, keep: Keep, *, shown: Sequence[int] | None = None, reason: str = "") -> list[int]:
         """Let go of what a policy does not keep; return which were retired. Nothing is deleted.

@@ -18,6 +18,7 @@ from ckptstore.options import LogOptions, TransferOptions
 from ckptstore.protocol.catalog import Catalog, Reason, Uncommitted
 from ckptstore.protocol.fold import Committed, Ignored, Reign
 from ckptstore.protocol.log import Entry, RunLog
+from ckptstore.protocol.lost import check_may_append, check_not_lost
 from ckptstore.protocol.shares import Share
 from ckptstore.protocol.traces import write_trace
 from ckptstore.protocol.verify import Level, Progress, Verdict, readable_records, unwatched
@@ -93,6 +94,23 @@ class CheckpointStore(Retiring):
     def run(self) -> str | None:
         """The run's identity; None while nothing was ever written."""
         return self._log.run
+
+    def check_not_lost(self) -> None:
+        """Check that what is here is not what is left of a run whose log was lost. Every question about it does.
+
+        Raises:
+            IntegrityError: It is: `latest.json` or data tell of a commit, and the log of none.
+            UnavailableError: The store could not be read. AccessDeniedError: it refused.
+        """
+        check_not_lost(self._log)
+
+    def check_may_append(self) -> None:
+        """Check that `LogOptions.refuse_lost_tail` does not forbid to append to this log. Every append does.
+
+        Raises:
+            IntegrityError: It does: the log lost its newest records.
+        """
+        check_may_append(self._log)
 
     def latest(self) -> Checkpoint | None:
         """Return the newest selectable checkpoint: the highest seq, not the highest step. None on an empty run.

@@ -152,19 +152,28 @@ def pointed(hint: str) -> str:
 
 
 def log_options(log: LogOptions | None = None) -> LogOptions:
-    """Return how the log is read and appended to, with the keys that were named."""
-    return replace(log or LogOptions(), signing=_said.signing)
+    """Return how the log is read and appended to: with the keys that were named, and never in a lost record's place."""
+    return replace(log or LogOptions(), signing=_said.signing, refuse_lost_tail=True)
 
 
-def open_run(url: str, *, log: LogOptions | None = None, transfer: TransferOptions | None = None) -> CheckpointStore:
-    """Return the run at `url`. See `CheckpointStore.open`."""
-    return CheckpointStore.open(
+def open_run(
+    url: str, *, log: LogOptions | None = None, transfer: TransferOptions | None = None, may_be_lost: bool = False
+) -> CheckpointStore:
+    """Return the run at `url`. See `CheckpointStore.open`.
+
+    Raises:
+        IntegrityError: The log is damaged; or was lost, unless it may be.
+    """
+    store = CheckpointStore.open(
         url,
         engine=_said.engine,
         storage_options=_said.storage_options,
         log=log_options(log),
         transfer=transfer,
     )
+    if not may_be_lost:
+        store.check_not_lost()
+    return store
 
 
 def moved_to_the_front(arguments: Sequence[str]) -> list[str]:

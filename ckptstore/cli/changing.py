@@ -132,7 +132,9 @@ def opened(url: str, *, single_writer: bool) -> CheckpointStore:
             "A single writer is promised, so fencing does not hold: if another process writes now, "
             "a checkpoint may be lost."
         )
-    return open_run(url, log=LogOptions(assume_single_writer=single_writer))
+    store = open_run(url, log=LogOptions(assume_single_writer=single_writer))
+    store.check_may_append()  # before anything is shown, or anybody is asked
+    return store
 
 
 def _changed(store: CheckpointStore, target: Checkpoint, *, changed: bool) -> Document:

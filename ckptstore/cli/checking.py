@@ -112,7 +112,7 @@ def _level(text: str) -> Level:
 
 def _opened(url: str, *, single_writer: bool, transfer: TransferOptions) -> CheckpointStore:
     try:
-        return open_run(url, log=LogOptions(assume_single_writer=single_writer), transfer=transfer)
+        store = open_run(url, log=LogOptions(assume_single_writer=single_writer), transfer=transfer, may_be_lost=True)
     except IntegrityError as error:  # its own hint is to run this very command
         raise IntegrityError(
             f"The log is damaged: {error.message}",
@@ -120,6 +120,8 @@ def _opened(url: str, *, single_writer: bool, transfer: TransferOptions) -> Chec
             "before it. Nothing was changed.",
             **error.facts,
         ) from error
+    store.check_not_lost()  # whose hint stays
+    return store
 
 
 def _verdicts(

@@ -77,7 +77,9 @@ def repair(  # noqa: PLR0913  (what a person may ask for)
     transfer = transfer_of(memory=memory, threads=threads)
     if rebuild_log and (name is not None or source is not None or restores):
         raise InvalidInputError("--rebuild-log stands alone.", hint="Leave out NAME, --from and --restore.")
-    store = open_run(url, log=LogOptions(assume_single_writer=single_writer), transfer=transfer)
+    store = open_run(
+        url, log=LogOptions(assume_single_writer=single_writer), transfer=transfer, may_be_lost=rebuild_log
+    )
     if rebuild_log:
         return _rebuild(store, yes=yes, as_json=as_json)
     if store.run is None:

@@ -111,7 +111,7 @@ def retire(log: RunLog, seqs: Iterable[int], *, reason: str) -> list[int]:
         _check_allowed(fold, left)
         return Retire(left, reason) if left else None
 
-    log.refresh()
+    log.read()
     return _without_copies(log, _retired(log, decide))
 
 
@@ -128,7 +128,7 @@ def check_retirable(log: RunLog, seqs: Iterable[int]) -> None:
         CkptStoreError: The log could not be read.
     """
     wanted = _all_at_once(seqs)
-    fold = log.refresh().whole()
+    fold = log.read().whole()
     _check_allowed(fold, [seq for seq in wanted if seq not in fold.retired])
 
 
@@ -165,7 +165,7 @@ def retire_by(
         left = tuple(retirable(fold, keep))[:SEQS_AT_ONCE]
         return Retire(left, reason or str(keep), term) if left else None
 
-    log.refresh()
+    log.read()
     if shown is not None:
         return _without_copies(log, _retire_as_shown(log, shown, keep, reason), go_on)
     retired: list[int] = []

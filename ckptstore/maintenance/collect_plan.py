@@ -158,7 +158,7 @@ def plan_collection(log: RunLog, *, keep: Keep | None = None, grace_seconds: flo
     check_kinds(keep=(keep, Keep))
     store = log.store
     notes: list[str] = []
-    if log.refresh().whole().run == "":  # nothing can be told of what lies there
+    if log.read().whole().run == "":  # nothing can be told of what lies there
         return Plan(store.url, None)
     now = time_of(store, log.clock, log.ids) if grace_seconds else None
     before = log.fold
@@ -218,7 +218,7 @@ def certain_fold(log: RunLog) -> Fold:
     """
     if log.run is not None:
         log.check_tail()
-    fold = log.refresh().whole()
+    fold = log.read().whole()
     if log.lost_from is not None:
         raise IntegrityError(
             f"latest.json names slot {log.lost_from}, and the log ended before it: checkpoints of the lost records "

@@ -162,6 +162,7 @@ def rebuild(log: RunLog, run: str, found: Sequence[Copy]) -> RunLog:
         if outcome not in (Outcome.CREATED, Outcome.MINE):
             raise ConflictError(f"{RUN_KEY} was created by somebody else meanwhile.", hint="Do it again.", key=RUN_KEY)
     new = RunLog.open(log.store, clock=clock, ids=log.ids, options=log.options, observer=log.observer)
+    new.lost_from = None  # what the old hint tells of is what is rebuilt
     prefixes = {copy.committed.seq: copy.committed.commit.prefix for copy in found}
     for copy in found:
         clock.moment = _moment(copy.committed.written_at)

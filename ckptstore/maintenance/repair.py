@@ -223,7 +223,6 @@ class Repair:
         """
         rebuild.check_lost(self._log)
         log = rebuild.rebuild(self._log, plan.run, plan.found)
-        log.lost_from = None  # what the old hint tells of is what was rebuilt
         self.write_hints([*hints.stale_hints(log)])
         self._log.refresh()
         return [each.commit.prefix for each in log.fold.kept]

@@ -15,6 +15,7 @@ from ckptstore.protocol.capable import check_signs
 from ckptstore.protocol.catalog import Catalog
 from ckptstore.protocol.fold import Committed, Fold
 from ckptstore.protocol.log import RunLog
+from ckptstore.protocol.lost import check_may_append
 from ckptstore.protocol.shares import Share
 from ckptstore.protocol.verify import ALL, Level, Progress, Verdict, unwatched, verify, verify_kept, without_retired
 from ckptstore.protocol.verify_data import verify_data
@@ -63,23 +64,24 @@ class Scrub:
 
     def verify(self, committed: Committed | None, *, level: Level, progress: Progress = unwatched) -> Verdict:
         """Return a verdict on the log and one checkpoint. See `protocol.verify.verify`; damage is read twice."""
-        self._log.refresh()
+        self._log.read()
         return self._sure(verify(self._log, committed, level, self._options, progress, share=self.share))
 
     def verify_kept(self, *, level: Level, progress: Progress = unwatched) -> Iterator[Verdict]:
         """Return verdicts on the log and on all that is kept. See `protocol.verify.verify_kept`."""
-        self._log.refresh()
+        self._log.read()
         return map(self._sure, verify_kept(self._log, level, self._options, progress, share=self.share))
 
     def check_may_note(self) -> None:
-        """Check, before anything is read, that what `quarantine` and `record` append can be signed if it must be.
+        """Check, before anything is read, that `quarantine` and `record` may append, and can sign if they must.
 
         Raises:
             InvalidInputError: There is no key to sign with.
-            IntegrityError: The log was removed since it was read.
+            IntegrityError: The log was removed since it was read, or lost its tail; see `RunLog.append`.
             CkptStoreError: The store could not be read.
         """
         if self._log.run is not None:
+            check_may_append(self._log)
             check_signs(self._log.check_tail(), self._log.fold, self._log.options.signing)
 
     def quarantine(self, verdict: Verdict) -> bool:

@@ -18,7 +18,6 @@ from ckptstore.options import TransferOptions
 from ckptstore.protocol.claim import check_who
 from ckptstore.protocol.fold import Committed, Fold
 from ckptstore.protocol.log import Entry, RunLog
-from ckptstore.protocol.lost import check_not_lost
 from ckptstore.protocol.shares import Share
 from ckptstore.protocol.verify import ALL, Level, Progress, Verdict, unwatched, verify, verify_kept
 
@@ -70,12 +69,9 @@ class Catalog:
             IntegrityError: The log is damaged, or was lost.
             UnsupportedError: A later release wrote to this log.
         """
-        fold = self.log.refresh().whole()
-        if fold.newest is not None:
+        fold = self.log.read().whole()
+        if fold.newest is not None or not fold.ever_committed:
             return fold.newest
-        if not fold.ever_committed:
-            check_not_lost(self.log)
-            return self.log.fold.newest
         why = [f"{each.exact_name} ({each.set_aside})" for each in fold.kept]
         shown = ", ".join(why[-MAX_SHOWN:]) or "all are retired"
         raise ResumeError(
@@ -91,12 +87,13 @@ class Catalog:
             InvalidInputError: Not exactly one of the three was given.
             NotFoundError: There is none; names and steps near it are listed.
             UncommittedError: Only attempts of this name exist that were never committed.
+            IntegrityError: The log is damaged, or was lost.
             UnsupportedError: A later release wrote to this log, and the answer may depend on it.
         """
         check_asked(checkpoint_id, step, seq)
         if (checkpoint_id, step, seq) == (None, None, None):
             raise InvalidInputError("Give exactly one of checkpoint_id, step and seq.", hint="Pass checkpoint_id=...")
-        fold = self.log.refresh()
+        fold = self.log.read()
         if seq is not None:
             return _at(fold, seq, None)
         if checkpoint_id is not None and (exact := _EXACT.fullmatch(checkpoint_id)):
@@ -131,9 +128,10 @@ class Catalog:
         """Return the selectable checkpoints by seq, or all that are kept.
 
         Raises:
+            IntegrityError: The log is damaged, or was lost.
             UnsupportedError: A later release wrote to this log.
         """
-        fold = self.log.refresh().whole()
+        fold = self.log.read().whole()
         return fold.kept if include_set_aside else fold.selectable
 
     def verify(
@@ -146,7 +144,7 @@ class Catalog:
         share: Share = ALL,
     ) -> Verdict:
         """Verify the log, and a checkpoint as far as `level` says: by default `full`. See `verify.verify`."""
-        self.log.refresh()
+        self.log.read()
         level = level or ("chain" if committed is None else "full")
         return verify(self.log, committed, level, options or TransferOptions(), progress, share=share)
 
@@ -159,12 +157,12 @@ class Catalog:
         share: Share = ALL,
     ) -> Iterator[Verdict]:
         """Verify the log, then all that is kept. See `verify.verify_kept`."""
-        self.log.refresh()
+        self.log.read()
         return verify_kept(self.log, level, options or TransferOptions(), progress, share=share)
 
     def in_progress(self) -> list[Uncommitted]:
         """Return the attempts that have data and no commit, by term and number. Lists all of `data/`."""
-        fold = self.log.refresh().whole()
+        fold = self.log.read().whole()
         return _uncommitted(fold, self.log.store, (DATA_PREFIX,), None)
 
     def passed_over(self, chosen: Committed) -> list[tuple[str, str]]:
@@ -299,7 +297,7 @@ class Catalog:
         return self._append(decide)
 
     def _append(self, decide: Callable[[Fold], Known | None]) -> Entry | None:
-        self.log.refresh()
+        self.log.read()
         return self.log.append(decide)
 
     def _refuse_uncommitted(self, fold: Fold, name: str) -> None:

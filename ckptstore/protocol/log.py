@@ -38,7 +38,7 @@ from ckptstore.options import LogOptions
 from ckptstore.protocol.capable import check_signs, require_capable, signing_for
 from ckptstore.protocol.fold import Fold, apply, fold_blake3
 from ckptstore.protocol.interrupts import decided
-from ckptstore.protocol.lost import check_not_lost
+from ckptstore.protocol.lost import check_may_append, check_not_lost
 from ckptstore.protocol.once import Outcome, create_once
 from ckptstore.protocol.reading import advance, get_if_there, no_run, open_fold, slots_between
 from ckptstore.protocol.snapshot import MAX_STATE_BYTES
@@ -156,6 +156,17 @@ class RunLog:
                 self._take(advance(self.store, self._fold, self.clock, signing=self.options.signing))
             return self._fold
 
+    def read(self) -> Fold:
+        """Do as `refresh`, and call a log that lost its commits no empty one. For whoever says what there is.
+
+        Raises:
+            IntegrityError: The log is damaged, or was lost; see `check_not_lost`.
+            UnsupportedError, CkptStoreError: See `refresh`.
+        """
+        self.refresh()
+        check_not_lost(self)
+        return self._fold
+
     def check_tail(self) -> bytes:
         """Check that what was read last stands there still, and return it: the last record, or `run.json`.
 
@@ -210,7 +221,8 @@ class RunLog:
             UnsupportedError: A later release wrote to this log, or the store cannot create only-if-absent.
             CommitUnknownError: Whether it was appended is not known. Delete nothing; the next append decides (I5, I7).
             UnavailableError: It was not appended within the deadline.
-            IntegrityError: The log is damaged, or was removed since it was read; nothing was written.
+            IntegrityError: The log is damaged, or was removed since it was read, or lost its tail and the options say
+                that nothing is appended then; nothing was written.
 
         If killed: the record stands in the log or not; nothing between. A request under way may still land in that
         slot, and in no other.
@@ -221,6 +233,7 @@ class RunLog:
         with self._lock:
             if self.run is None:
                 raise NotFoundError(f"There is no run at {self.store.url}.", hint="Check the URL.")
+            check_may_append(self)
             self._require_capable()
             deadline = self.clock.monotonic() + self.options.deadline_seconds
             while (record := decide(self._fold.whole())) is not None:

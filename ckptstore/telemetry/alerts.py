@@ -204,7 +204,7 @@ def _damage() -> list[Alert]:
             "CkptstoreLogTailLost",
             "checkpoint_log_tail_lost == 1",
             "critical",
-            "The end of the log was lost.",
+            "The log was lost, or its end.",
             "Checkpoints were committed that cannot be seen any more. Save nothing; restore the log's objects.",
             "ckptstore log URL",
         ),

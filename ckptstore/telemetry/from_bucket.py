@@ -10,6 +10,7 @@ from ckptstore.clock import Clock
 from ckptstore.format.records import ABANDONED, QUARANTINED
 from ckptstore.protocol.catalog import Catalog, Uncommitted
 from ckptstore.protocol.fold import Fold
+from ckptstore.protocol.lost import what_tells_of_lost_commits
 from ckptstore.protocol.told import recovery_points
 from ckptstore.telemetry.client import Values, ages, check_label, family
 from ckptstore.telemetry.names import AGAINST
@@ -33,11 +34,12 @@ def bucket_families(catalog: Catalog, *, run: str, clock: Clock) -> list[Family]
         UnavailableError: The store could not be read. AccessDeniedError: it refused.
     """
     check_label(run)
-    attempts = catalog.in_progress()
-    fold, is_tail_lost = catalog.log.fold, catalog.log.lost_from is not None
-    values = {**_points(fold, clock), **_counts(fold), **_attempts(attempts), **_claim(fold, clock)}
-    values["checkpoint_run_exists"] = {(): catalog.log.run is not None}
-    values["checkpoint_log_tail_lost"] = {(): is_tail_lost}
+    is_lost = what_tells_of_lost_commits(catalog.log) is not None
+    attempts = {} if is_lost else _attempts(catalog.in_progress())  # of a lost log it is not known what was committed
+    fold = catalog.log.fold
+    values = {**_points(fold, clock), **_counts(fold), **attempts, **_claim(fold, clock)}
+    values["checkpoint_run_exists"] = {(): is_lost or catalog.log.run is not None}
+    values["checkpoint_log_tail_lost"] = {(): is_lost or catalog.log.lost_from is not None}
     return [family(name, each, run=run) for name, each in values.items()]
 
 

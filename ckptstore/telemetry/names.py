@@ -217,7 +217,7 @@ _ALL = (
         "gauge",
         "",
         "bucket",
-        "1: latest.json names a slot beyond the end of the log, so records were lost.",
+        "1: latest.json names a slot beyond the end of the log, or it or data tell of a commit and the log of none.",
     ),
 )
 

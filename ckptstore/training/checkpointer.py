@@ -236,9 +236,9 @@ class Checkpointer:
         with self._ending.watched():
             if goes_back:
                 self._meeting.led("target", lambda: check_target(asked))
-            self._meeting.led("claim", self._claim)
+            lost = self._meeting.led("claim", self._claim)
             other = None if source is None else replace(asked, url=os.fspath(source), only=taken)
-            report, asked = resume_or_begin(self.state, asked if other is None else own, other, self._meeting)
+            report, asked = resume_or_begin(self.state, asked if other is None else own, other, self._meeting, lost)
             if goes_back:
                 go_back(asked, report, self._meeting)
         self._last, self._goes_on = self._now(), True

@@ -11,8 +11,11 @@ from ckptstore.units import counted
 from storage_writers.incarnations import claim_at, has_loaded, reigning_at
 
 
-def claim(asked: Asked, *, job: str | None, takeover: Takeover) -> None:
+def claim(asked: Asked, *, job: str | None, takeover: Takeover) -> int | None:
     """Claim the job's own run, and begin it if there is none. On rank 0.
+
+    Returns:
+        The slot from which on the log had lost records before, as far as is known: the claim may stand there now.
 
     Raises:
         IntegrityError: The run's log was lost. Nothing was written, so that it can be made again.
@@ -22,6 +25,7 @@ def claim(asked: Asked, *, job: str | None, takeover: Takeover) -> None:
     """
     log = RunLog.create(asked.root(), options=asked.log, observer=asked.observer)
     claim_at(log, job=job, takeover=takeover)
+    return log.lost_from
 
 
 def check_goes_on(asked: Asked) -> None:

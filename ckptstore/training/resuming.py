@@ -108,14 +108,22 @@ def _check_kept(store: CheckpointStore, checkpoint: Checkpoint) -> None:
 
 
 def resume_or_begin(
-    state: TrainingState, own: Asked, other: Asked | None, meeting: Meeting
+    state: TrainingState, own: Asked, other: Asked | None, meeting: Meeting, lost_from: int | None
 ) -> tuple[ResumeReport, Asked]:
     """Resume from this run; where it has nothing of its own, from another one. Return from which.
+
+    Args:
+        state: See `resume`.
+        own: This run.
+        other: The other one, if there is one.
+        meeting: The ranks.
+        lost_from: The slot from which on this run had lost records before it was claimed, or None.
 
     Raises:
         CkptStoreError: See `resume`.
     """
     report = resume(state, own, meeting)
+    report.lost_from = report.lost_from if lost_from is None else lost_from
     if other is None or not report.is_fresh:
         return report, own
     return resume(state, other, meeting), other

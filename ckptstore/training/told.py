@@ -11,6 +11,12 @@ from ckptstore.training.report import ResumeReport
 
 _log = logging.getLogger("ckptstore.training")
 
+LOST = (
+    "latest.json named slot %d, and the log of %s ended before it: its tail was lost. Newer checkpoints were "
+    "committed and cannot be seen, and what this job writes takes the place of their records. To get them back, stop "
+    "it now and restore the log's objects from a backup or earlier versions."
+)
+
 
 def tell_resumed(observer: Observer, report: ResumeReport, seconds: float, *, rank: int, is_own: bool) -> None:
     """Tell the observer what a run goes on from; on rank 0 log the report.
@@ -36,6 +42,8 @@ def tell_resumed(observer: Observer, report: ResumeReport, seconds: float, *, ra
         )
         tell(observer, event)
     if rank == 0:
+        if report.lost_from is not None:
+            _log.warning(LOST, report.lost_from, report.url)
         _log.info("%s", report.table())
 
 

@@ -4,7 +4,9 @@ import pytest
 
 from ckptstore import AccessDeniedError, IntegrityError
 from ckptstore.format.layout import LATEST_KEY, RUN_KEY, Stem, slot_key
+from ckptstore.maintenance.collect_plan import plan_collection
 from ckptstore.objectstore.memory import MemoryStore
+from ckptstore.options import LogOptions
 from ckptstore.protocol.catalog import Catalog
 from ckptstore.protocol.claim import Incarnation, claim
 from ckptstore.protocol.log import RunLog
@@ -96,6 +98,49 @@ def test_files_of_others_do_not_hinder_a_new_run(strange):
     store.put(strange, b"{}")
     begin(store)
     assert RunLog.open(store).fold.term == 1
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Catalog.checkpoints,
+        Catalog.in_progress,
+        Catalog.verify,
+        Catalog.verify_kept,
+        lambda catalog: catalog.find("a"),
+        lambda catalog: catalog.find(seq=1),
+        lambda catalog: catalog.pin(1, holder="me", reason=""),
+        lambda catalog: plan_collection(catalog.log, grace_seconds=0),
+    ],
+)
+@pytest.mark.parametrize("gone", [("log/", RUN_KEY), ("log/",), (slot_key(1),)], ids="+".join)
+def test_no_question_is_answered_by_what_is_left_of_a_lost_log(ask, gone):
+    store = MemoryStore()
+    saved(store)
+    without(store, *gone)
+    with pytest.raises(IntegrityError, match="the log was lost"):
+        ask(Catalog(RunLog.open(store)))
+
+
+def without_the_tail():
+    store = MemoryStore()
+    saved(store)
+    simulated.save(RunLog.open(store), Incarnation.new(job="gpt", host="node"), "b")
+    store.delete(slot_key(3))
+    return store
+
+
+def test_where_the_tail_was_lost_nothing_is_appended_if_the_options_say_so_and_a_job_goes_on():
+    store, job = without_the_tail(), Incarnation.new(job="gpt", host="node")
+    left = keys(store)
+    catalog = Catalog(RunLog.open(store, options=LogOptions(refuse_lost_tail=True)))
+    with pytest.raises(IntegrityError, match=r"names slot 3, .* ends before slot 3.*Nothing was written") as refused:
+        catalog.pin(1, holder="me", reason="")
+    assert (refused.value.facts["slot"], refused.value.facts["end"]) == (3, 3)
+    assert "`ckptstore repair URL --rebuild-log`" in refused.value.hint
+    assert (keys(store), catalog.latest().seq) == (left, 1)  # it is read all the same (I10)
+    simulated.save(RunLog.open(store), job, "c")
+    assert Catalog(RunLog.open(store)).latest().commit.checkpoint_id == "c"
 
 
 MOMENTS = [("get", RUN_KEY), ("get", LATEST_KEY), ("list", "data/0/"), ("get", slot_key(0))]

@@ -348,3 +348,15 @@ def test_a_log_that_lost_its_tail_is_told_by_the_bucket(url, tmp_path):
     simulated.save(log, job, "b")
     log.store.delete("log/000000000002.json")
     check_fires(tmp_path, rules(), [{"bucket": of_bucket(url)}], ["CkptstoreLogTailLost"])
+
+
+@pytest.mark.parametrize("gone", [("log/", "run.json"), ("log/", "latest.json"), ("log/", "run.json", "latest.json")])
+def test_a_log_that_was_lost_whole_is_told_by_the_bucket_as_damage_and_not_as_a_wrong_url(url, tmp_path, gone):
+    log = RunLog.create(open_store(url))
+    simulated.save(log, Incarnation.new(job="gpt", host="node-1"), "a")
+    for info in list(log.store.list("")):
+        if info.key.startswith(gone):
+            log.store.delete(info.key)
+    seen = of_bucket(url)
+    assert ("checkpoint_uncommitted_count",) not in seen  # what is committed is not known
+    check_fires(tmp_path, rules(), [{"bucket": seen}] * AGAIN, ["CkptstoreLogTailLost"])

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import storage_writers as sw
 from ckptstore import CheckpointStore
+from ckptstore.events import TailLost
 from ckptstore.objectstore.urls import open_store
 from ckptstore.training import Checkpointer, ElasticSampler, TrainingState
 
@@ -69,3 +71,20 @@ def test_records_that_are_lost_are_told(tmp_path):
     report = Checkpointer(tmp_path, Run().state).resume()
     assert (report.lost_from, report.global_step) == (newest, 3)
     assert f"records from slot {newest} on" in report.table()
+
+
+def test_records_that_are_lost_are_told_though_the_claim_of_the_resume_stands_in_their_place(tmp_path, caplog):
+    run, heard = Run(), []
+    with Checkpointer(tmp_path, run.state, background=False) as checkpointer:
+        run.train(checkpointer, 2)
+    newest = CheckpointStore.open(tmp_path).latest().seq
+    open_store(tmp_path).delete(f"log/{newest:012}.json")
+    sw.begin_incarnation(tmp_path)
+    again = Run()
+    with Checkpointer(tmp_path, again.state, background=False, observer=heard.append) as checkpointer:
+        report = checkpointer.resume()
+        assert CheckpointStore.open(tmp_path).lost_from is None  # the claim stands there
+        again.train(checkpointer, 3)  # an operator's loss stops no job
+    assert (report.lost_from, report.global_step) == (newest, 3)
+    assert [each for each in heard if isinstance(each, TailLost)] == [TailLost(hinted_seq=newest, log_end=newest)]
+    assert f"latest.json named slot {newest}, and the log of {report.url} ended before it" in caplog.text
