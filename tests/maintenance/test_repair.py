@@ -457,7 +457,7 @@ def test_killed_at_any_call_of_a_rebuilding_it_goes_on_when_it_is_done_again(lan
             ended = True
         except Killed:
             calls += 1
-            offered = [each.commit.global_step for each in opened(store).checkpoints()]
+            offered = [each.commit.global_step for each in opened(store).log.fold.selectable]
             assert offered == [1, 2, 3][: len(offered)]
             again = base.repair()
             again.rebuild_log(again.rebuilding())

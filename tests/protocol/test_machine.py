@@ -152,7 +152,7 @@ class Machine(RuleBasedStateMachine):
         if job.plan is None:
             return
         (keep, plan), job.plan = job.plan, None
-        since, calls, ended = self.watch.moment, len(job.store.calls), False
+        after, calls, ended = job.ids.nonce(), len(job.store.calls), False
         job.under(meets, dies_in)
         with contextlib.suppress(ConflictError):
             ended = self.ended(
@@ -162,7 +162,7 @@ class Machine(RuleBasedStateMachine):
         deleted = {call.key for call in job.store.calls[calls:] if call.operation == "delete"}
         deleted = {key for key in deleted if key.startswith("data/")}
         writer = f"{job.number:x}"
-        self.watch.told_collected(shown, deleted=deleted, writer=writer, since=since, ended=ended)
+        self.watch.told_collected(shown, deleted=deleted, writer=writer, after=after, ended=ended)
 
     @rule(job=jobs)
     def arrive(self, job):
