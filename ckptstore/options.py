@@ -84,7 +84,7 @@ class LogOptions:
         assume_single_writer: The user's promise that one process at a time appends. Fencing does not hold then.
         signing: Who signs what is appended, and whose signature a record must have. Pickled with its private key.
         refuse_lost_tail: Nothing is appended where a hint tells that the newest records were lost, as by every command:
-            a new one takes the slot of a lost one. A job goes on all the same, and tells it.
+            a new one takes the slot of a lost one. A job that does not ask for it goes on, and tells it.
     """
 
     deadline_seconds: float = 120.0

@@ -162,11 +162,11 @@ class CheckpointStore(Retiring):
         """Yield every record of the log, in order, each checked.
 
         Raises:
-            IntegrityError: One is damaged or missing.
+            IntegrityError: One is damaged or missing, or the log was lost.
             UnsupportedError: After the last that this version understands, if a newer one wrote more.
             UnavailableError: The store could not be read. AccessDeniedError: it refused.
         """
-        self._log.refresh()
+        self._log.read()
         yield from self._log.records()
         self._log.fold.whole()
 

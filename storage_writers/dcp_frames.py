@@ -69,8 +69,17 @@ def future_run_here() -> Future[Any] | None:
 
 
 def state_saved_here() -> object:
-    """Return what DCP was given to save by a background save that runs on this thread; None if none does."""
-    return getattr(_variables(_RUN).get("self"), "kwargs", {}).get(_STATE)
+    """Return what DCP was given to save by a background save that runs on this thread; None if none does.
+
+    Raises:
+        UnsupportedError: An executor of this Python does not tell.
+    """
+    work = _variables(_RUN).get("self")
+    if work is None:
+        return None
+    if not hasattr(work, "kwargs"):
+        raise unknown_torch()
+    return work.kwargs.get(_STATE)
 
 
 def unknown_torch() -> UnsupportedError:

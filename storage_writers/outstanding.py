@@ -124,7 +124,12 @@ class Outstanding:
         if runs is None:
             self._end_refused()
         else:
-            runs.add_done_callback(lambda _: self._end_refused())
+            runs.add_done_callback(self._end_run)
+
+    def _end_run(self, ended: Future[Metadata]) -> None:
+        """Tell how it ended, if nobody did: it was refused too late, perhaps, and is committed."""
+        self.telling.end(None if ended.cancelled() else Future.exception(ended))  # which nobody asked for
+        self._end_refused()
 
     def _end_refused(self) -> None:
         """Note that nothing of it runs, and never will."""

@@ -367,7 +367,7 @@ class Staged:
             self._ended = True
             self._changed.notify_all()
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(JOIN_SECONDS)
         self.return_idle()  # else a device hangs, and its thread, which may still write into the pool, does it
 

@@ -15,7 +15,7 @@ import typer
 
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.cli.access import pointed
-from ckptstore.cli.arguments import AsJson, Url, warn_of_lost_tail
+from ckptstore.cli.arguments import AsJson, Url
 from ckptstore.cli.changing import SingleWriter, opened
 from ckptstore.cli.doctor_uploads import duration
 from ckptstore.cli.documents import Document, error_document, run_document
@@ -309,7 +309,6 @@ def _print_plan(store: CheckpointStore, plan: Plan) -> None:
         print_line()
     for note in plan.notes:
         print_note(pointed(note))
-    warn_of_lost_tail(store)
     if plan.is_empty:
         print_line("There is nothing to do yet." if plan.waiting else "There is nothing to do.")
         return

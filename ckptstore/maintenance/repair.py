@@ -225,6 +225,7 @@ class Repair:
         log = rebuild.rebuild(self._log, plan.run, plan.found)
         self.write_hints([*hints.stale_hints(log)])
         self._log.refresh()
+        self._log.lost_from = None  # what the old hint told of is rebuilt
         return [each.commit.prefix for each in log.fold.kept]
 
     def _why_not(self, committed: Committed) -> str | None:

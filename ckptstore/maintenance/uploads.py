@@ -96,7 +96,7 @@ def find_uploads(
 
     Raises:
         UnsupportedError: The engine or the service does not tell; the hint says what removes them.
-        IntegrityError: The log is damaged: nothing can be called dead.
+        IntegrityError: The log is damaged, or was lost: nothing can be called dead.
         CkptStoreError: The store could not be read: `UnavailableError`, `AccessDeniedError`, ...
 
     If killed: perhaps a small object under `probe/`, which nobody reads.
@@ -104,6 +104,7 @@ def find_uploads(
     clock, ids = clock or SystemClock(), ids or SystemIds()
     uploads = list(store.list_uploads(""))
     log = RunLog.open(store, clock=clock, ids=ids, options=log_options)
+    log.read()
     asked = time_of(store, clock, ids)
     now = clock.now().timestamp() if asked is None else asked
     return Uploads(store.url, store.engine, log.run, asked is not None, judged(uploads, log.fold, now))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from ckptstore.errors import OutcomeUnknownError, UnavailableError
+from ckptstore.threads import OwnedThread
 
 Result = TypeVar("Result")
 
@@ -92,14 +93,17 @@ class _Served:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self.loop = asyncio.SelectorEventLoop(self._selector)
-        self.thread = threading.Thread(target=self._serve, name="ckptstore-loop", daemon=True)
+        self.thread = OwnedThread(self._serve, "ckptstore-loop")
         self.closing: list[Callable[[], Coroutine[Any, Any, object]]] = []
         self._ending = False
         try:
             self.thread.start()
-        except BaseException:  # an interrupt: nobody knows of it, and it may run
+        except BaseException:  # an interrupt, or no thread to be had: nobody knows of it, and it may run
             self._ending = True
-            self.loop.call_soon_threadsafe(self.loop.stop)
+            if self.thread.withdraw():
+                self.loop.close()
+            else:
+                self.loop.call_soon_threadsafe(self.loop.stop)
             raise
 
     def _serve(self) -> None:

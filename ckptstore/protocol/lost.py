@@ -32,8 +32,8 @@ def check_not_lost(log: RunLog) -> None:
         return
     raise IntegrityError(
         f"{left} tells of a save and the log at {log.store.url} of no commit: the log was lost. Nothing was written.",
-        hint="Restore run.json and the objects under log/, or run `ckptstore repair URL --rebuild-log`. To begin anew, "
-        "name another URL.",
+        hint=f"Restore run.json and the objects under log/, or {_moved(log.fold)}run `ckptstore repair URL "
+        "--rebuild-log`. To begin anew, name another URL.",
         key=left,
     )
 
@@ -65,17 +65,21 @@ def check_may_append(log: RunLog) -> None:
     Raises:
         IntegrityError: A hint named a slot beyond the end of the log when it was opened.
     """
-    if log.lost_from is None or not log.options.refuse_lost_tail:
+    if log.lost_from is None or log.fold.end > log.lost_from or not log.options.refuse_lost_tail:
         return
     raise IntegrityError(
         f"{LATEST_KEY} names slot {log.lost_from}, and the log at {log.store.url} ends before slot {log.fold.end}: its "
         "tail was lost, and what is appended now would take the place of a lost record. Nothing was written.",
-        hint="Restore the log's objects from a backup or earlier versions. If there are none: stop every job, move all "
-        f"objects under log/ elsewhere, and run `ckptstore repair URL --rebuild-log`. If {LATEST_KEY} is of another "
-        "run, delete it.",
+        hint=f"Restore the log's objects from a backup or earlier versions. If there are none: {_moved(log.fold)}run "
+        f"`ckptstore repair URL --rebuild-log`. If {LATEST_KEY} is of another run, delete it.",
         slot=log.lost_from,
         end=log.fold.end,
     )
+
+
+def _moved(fold: Fold) -> str:
+    """Return what is to be done first, for a log is never rebuilt over records."""
+    return "stop every job, move all objects under log/ elsewhere, and " if fold.end else ""
 
 
 def _may_have_commits(fold: Fold) -> bool:

@@ -72,12 +72,12 @@ def open_fold(store: ObjectStore, clock: Clock, *, signing: Signing | None) -> O
     run, digest = read_run(store, body), blake3(body).hexdigest()
     hinted = hinted_seq(store)
     end = _listed_end(store, after=hinted)
-    lost_from = None
     if hinted is not None and hinted >= end:
         end = _listed_end(store, after=None)
-        lost_from = hinted if hinted >= end else None
     start = _newest_snapshot(store, run, digest, end, signing) or Fold(run=run.run, run_blake3=digest, last=digest)
-    return Opened(_vouched(advance(store, start, clock, known_end=end, signing=signing), signing), lost_from)
+    fold = _vouched(advance(store, start, clock, known_end=end, signing=signing), signing)
+    # A listing may be late, and what a later release wrote is listed and not read.
+    return Opened(fold, hinted if hinted is not None and hinted >= max(end, fold.end) else None)
 
 
 def _vouched(fold: Fold, signing: Signing | None) -> Fold:

@@ -90,6 +90,9 @@ def _resumed(state: TrainingState, asked: Asked, meeting: Meeting) -> ResumeRepo
 def _run(flow: Flow) -> ResumeReport:
     try:
         return flow.run()
+    except ConflictError as error:  # it was retired while it was loaded
+        error.hint = f"Build the state anew and resume again. {error.hint}"
+        raise
     except (IntegrityError, NotFoundError):
         flow.meeting.led("kept", partial(_check_kept, flow.store, flow.checkpoint))
         raise

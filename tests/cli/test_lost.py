@@ -8,6 +8,7 @@ from ckptstore.format.layout import LATEST_KEY, RUN_KEY, slot_key
 from ckptstore.format.records import LatestHint, encode_latest
 from ckptstore.protocol.claim import claim
 
+UPLOADS = ["doctor", "--uploads"]
 READING = [
     ["ls"],
     ["latest"],
@@ -23,6 +24,7 @@ READING = [
     ["retire", "--keep-last", "1", "--yes"],
     ["repair"],
     ["repair", "--yes"],
+    UPLOADS,
 ]
 CHANGING = [
     ["verify", "--level", "full", "--record"],
@@ -66,11 +68,12 @@ def test_a_log_that_was_lost_is_damage_to_every_command_and_none_says_that_nothi
     assert ended.code == 1
     assert "the log was lost" in ended.err
     assert f"`ckptstore repair {run.url} --rebuild-log`" in ended.err
+    assert ("move all objects under log/ elsewhere" in ended.err) == (gone == (slot_key(1),))
     assert called(ckptstore, run.url, [*command, "--json"]).json["error"] == "integrity"
     assert objects(run) == before
 
 
-@pytest.mark.parametrize("command", READING, ids=" ".join)
+@pytest.mark.parametrize("command", [each for each in READING if each is not UPLOADS], ids=" ".join)
 def test_a_log_of_a_later_release_is_not_called_lost(ckptstore, run, command):
     claim(run.log, run.job)
     run.append_foreign(kind="COMMIT", format=2)
@@ -121,9 +124,21 @@ def test_nothing_is_appended_in_the_place_of_a_lost_record(ckptstore, beheaded, 
     assert objects(beheaded) == before
 
 
+@pytest.mark.parametrize("gone", [("log/",), (slot_key(1),)], ids="+".join)
+def test_what_the_refusal_of_a_lost_log_says_brings_the_checkpoint_back(ckptstore, run, gone):
+    run.save("a")
+    lose(run, *gone)
+    if "move all objects under log/ elsewhere" in ckptstore("ls", run.url).err:
+        lose(run, "log/")
+    assert ckptstore("repair", run.url, "--rebuild-log", "--yes").code == 0
+    assert ckptstore("latest", run.url, "--json").json["checkpoint"]["checkpoint_id"] == "a"
+    assert ckptstore("pin", run.url, "a", "--holder", "me").code == 0
+
+
 def test_what_the_refusal_says_brings_the_lost_checkpoints_back(ckptstore, beheaded):
     lose(beheaded, "log/")
-    assert ckptstore("repair", beheaded.url, "--rebuild-log", "--yes").code == 0
+    rebuilt = ckptstore("repair", beheaded.url, "--rebuild-log", "--yes", "--json")
+    assert (rebuilt.code, rebuilt.json["lost_tail"]) == (0, None)
     found = ckptstore("ls", beheaded.url, "--json").json
     assert [each["checkpoint_id"] for each in found["committed"]] == ["d", "c", "b", "a"]
     assert found["lost_tail"] is None

@@ -19,6 +19,7 @@ def test_no_fault_at_any_call_breaks_an_invariant(name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ["each fault", "each death", "each outage", "each intrusion"])
 def test_files_pass_the_same_enumerations(name, tmp_path):
     """I1, I2, I3, I4, I5, I6, I7, I11, I16."""

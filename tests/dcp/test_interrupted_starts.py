@@ -86,12 +86,14 @@ def test_memory_into_which_an_interrupted_staging_still_copies_is_not_used(monke
     pool.close()
 
 
-def test_an_end_that_was_interrupted_is_made_up_for_by_the_next_staging(monkeypatch):
+def test_an_end_that_was_interrupted_is_made_up_for_by_the_next_staging(monkeypatch, held_copy):
+    begun, go = held_copy
     pool = StagingPool(staging_bytes=1 << 20)
-    staged = pool.stage({"w": torch.ones(1000)})
-    staged.fence(seconds=SOON)
+    staged = pool.stage({"w": torch.ones(777)})
+    assert begun.wait(SOON)
 
     def interrupted(self, timeout=None):
+        go.set()
         join(self, SOON)
         raise KeyboardInterrupt
 

@@ -57,7 +57,8 @@ def refused(store, ask):
 
 
 def newest(store):
-    return Checkpoint(store, Catalog(RunLog.open(store, clock=ManualClock())).latest(), TransferOptions())
+    log = RunLog.open(store, clock=ManualClock())
+    return Checkpoint(log, Catalog(log).latest(), TransferOptions())
 
 
 def with_tensor(store, commit, nbytes, dtype="uint8"):

@@ -130,9 +130,8 @@ class Watched:
 
     def load(self):
         """Open the run and read all that the newest checkpoint names."""
-        store = self.tapped()
-        committed = Catalog(RunLog.open(store, clock=ManualClock())).latest()
-        checkpoint = Checkpoint(store, committed, TransferOptions())
+        log = RunLog.open(self.tapped(), clock=ManualClock())
+        checkpoint = Checkpoint(log, Catalog(log).latest(), TransferOptions())
         checkpoint.documents()
         for key in checkpoint.keys:
             checkpoint.read(key)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from ckptstore import AccessDeniedError, IntegrityError
+from ckptstore import AccessDeniedError, CheckpointStore, IntegrityError
 from ckptstore.format.layout import LATEST_KEY, RUN_KEY, Stem, slot_key
 from ckptstore.maintenance.collect_plan import plan_collection
 from ckptstore.objectstore.memory import MemoryStore
-from ckptstore.options import LogOptions
+from ckptstore.objectstore.wrappers.forwarding import ForwardingStore
+from ckptstore.options import LogOptions, TransferOptions
 from ckptstore.protocol.catalog import Catalog
 from ckptstore.protocol.claim import Incarnation, claim
 from ckptstore.protocol.log import RunLog
@@ -107,6 +108,7 @@ def test_files_of_others_do_not_hinder_a_new_run(strange):
         Catalog.in_progress,
         Catalog.verify,
         Catalog.verify_kept,
+        lambda catalog: list(CheckpointStore(catalog.log, TransferOptions(), again=MemoryStore).records()),
         lambda catalog: catalog.find("a"),
         lambda catalog: catalog.find(seq=1),
         lambda catalog: catalog.pin(1, holder="me", reason=""),
@@ -141,6 +143,34 @@ def test_where_the_tail_was_lost_nothing_is_appended_if_the_options_say_so_and_a
     assert (keys(store), catalog.latest().seq) == (left, 1)  # it is read all the same (I10)
     simulated.save(RunLog.open(store), job, "c")
     assert Catalog(RunLog.open(store)).latest().commit.checkpoint_id == "c"
+
+
+class ListsLate(ForwardingStore):
+    """A file system on a network, of which a listing lacks what was stored last."""
+
+    def list(self, prefix, *, after=None):
+        return (info for info in super().list(prefix, after=after) if info.key != slot_key(3))
+
+
+def test_what_a_late_listing_lacks_is_not_lost():
+    store = MemoryStore()
+    saved(store)
+    simulated.save(RunLog.open(store), Incarnation.new(job="gpt", host="node"), "b")
+    log = RunLog.open(ListsLate(store), options=LogOptions(refuse_lost_tail=True))
+    assert log.lost_from is None
+    Catalog(log).pin(3, holder="me", reason="")
+
+
+def test_who_has_the_log_open_appends_again_when_the_lost_records_are_restored():
+    store = MemoryStore()
+    saved(store)
+    simulated.save(RunLog.open(store), Incarnation.new(job="gpt", host="node"), "b")
+    record = store.get(slot_key(3), max_bytes=1 << 20)
+    store.delete(slot_key(3))
+    catalog = Catalog(RunLog.open(store, options=LogOptions(refuse_lost_tail=True)))
+    store.put(slot_key(3), record)
+    catalog.pin(3, holder="me", reason="")
+    assert catalog.find("b").pins
 
 
 MOMENTS = [("get", RUN_KEY), ("get", LATEST_KEY), ("list", "data/0/"), ("get", slot_key(0))]

@@ -46,7 +46,7 @@ def test_a_trace_is_read_back_as_it_was_observed():
     assert read_trace(store, newest(store)) is None
     write_trace(job.log, newest(store), TRACE)
     assert read_trace(store, newest(store)) == STORED
-    checkpoint = Checkpoint(store, newest(store), TransferOptions())
+    checkpoint = Checkpoint(RunLog.open(store), newest(store), TransferOptions())
     assert checkpoint.trace() == STORED
 
 
