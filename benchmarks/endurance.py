@@ -92,6 +92,11 @@ class Job:
         """Whether this start has a commit of its own."""
         return any("committed" in line for line in lines(self.start.told(0)))
 
+    @property
+    def has_resumed(self) -> bool:
+        """Whether this start has claimed the run, and chosen where it goes on."""
+        return any("resumed" in line for line in lines(self.start.told(0)))
+
     def send(self, number: int) -> None:
         """Send a signal to all ranks that are there."""
         for rank in self.alive:
@@ -193,7 +198,12 @@ class Ordeal:
         return job
 
     def _take_over(self, job: Job) -> Job:
-        """Stop a whole job, let another commit, and wake the first: it must end."""
+        """Stop a whole job, let another commit, and wake the first: it must end.
+
+        One that has not claimed the run yet would do so when it wakes, and be the newer one: it is left alone.
+        """
+        if not job.has_resumed:
+            return job
         job.send(signal.SIGSTOP)
         other = self._begin()
         deadline = time.monotonic() + READY_SECONDS
