@@ -127,15 +127,19 @@ def test_an_option_that_makes_no_sense_is_refused_when_it_is_given_and_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
+FLAGS = ("assume_single_writer", "refuse_lost_tail")
+
+
 @pytest.mark.parametrize("kind", [LogOptions, TransferOptions])
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "5", None, True], ids=repr)
 def test_a_number_of_the_options_must_be_one(kind, value):
     for name in kind.__dataclass_fields__:
-        if name not in ("assume_single_writer", "signing"):
+        if name not in (*FLAGS, "signing"):
             told(lambda name=name: kind(**{name: value}), InvalidInputError, name)
     for wrong in ({"parts_in_flight": 1.5}, {"part_bytes": 1}, {"part_bytes": 2.0**23}):
         told(lambda wrong=wrong: TransferOptions(**wrong), InvalidInputError, next(iter(wrong)))
-    told(lambda: LogOptions(assume_single_writer="no"), InvalidInputError, "assume_single_writer")
+    for flag in FLAGS:
+        told(lambda flag=flag: LogOptions(**{flag: "no"}), InvalidInputError, flag)
 
 
 @pytest.mark.parametrize(
