@@ -52,7 +52,7 @@ def test_all_ranks_hear_in_time_what_was_refused_for_ever(gang, scene, what):
     where, kind, key = NEVER[what]
     with scene.proxy.rule(scene.refusal(503, "SlowDown"), **where) as rule:
         ends = gang.values(RANKS, how_it_ends, scene.through)
-    assert rule.hits > 5
+    assert rule.hits > 1  # how often more, within the deadline, is a matter of who else uses this machine
     for heard, of, rank, seconds in ends:
         assert (heard, rank) == (kind, 2 if "rank 2" in what else 0)
         assert of.endswith(key)
