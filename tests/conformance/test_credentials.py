@@ -181,11 +181,11 @@ def test_a_process_that_fails_is_named_and_what_it_said_is_not_shown(scripted, n
 
 def test_whoever_hands_out_credentials_has_a_limit_of_time(scripted, no_aws, monkeypatch):
     monkeypatch.setattr(credentials, "ASK_SECONDS", 1.0)
-    process(no_aws, "import time; time.sleep(5)")
+    process(no_aws, "import time; time.sleep(20)")
     began = time.monotonic()
     with pytest.raises(UnavailableError, match="within 1 s"):
         CALLS["create"](opened(storage_options={"endpoint_url": scripted.endpoint}))
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 15
     assert scripted.seen == []
 
 

@@ -149,7 +149,7 @@ def test_a_server_that_says_nothing_is_given_up(monkeypatch):
         began = time.monotonic()
         with pytest.raises(UnavailableError, match="no answer in time"):
             store.head("a")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -127,7 +127,7 @@ def test_a_server_that_does_not_take_a_chunk_ends_an_upload_soon(gcs, store, sou
     began = time.monotonic()
     with pytest.raises(OutcomeUnknownError, match=r"503|308"):
         upload(store, BODY)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert (gcs.objects, gcs.sessions) == ({}, {})
     assert len(gcs.faults) >= 20 - 2 * QUICK.attempts
 

@@ -506,7 +506,7 @@ def test_the_end_ends_everything(seaweedfs):
             delayed = through.raw("GET", "a")
             wait_until(lambda: len(proxy.seen) == 3)
         began = time.monotonic()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     for connection in (idle, stalled, delayed):
         with contextlib.suppress(ConnectionResetError):
             while connection.recv(1000):

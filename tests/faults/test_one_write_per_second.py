@@ -41,7 +41,7 @@ def test_five_saves_in_two_seconds_all_commit_though_the_hint_is_refused(scene, 
     began = time.monotonic()
     for step in range(2, 7):
         scene.save(step, writer)
-    assert time.monotonic() - began < 2 + 5  # a busy machine
+    assert time.monotonic() - began < 30  # two, on a machine that nobody else uses
     assert scene.committed == [(f"step-{step}", step) for step in range(1, 7)]
     failed = [event.key for event in scene.told if isinstance(event, HintFailed)]
     assert failed == ["latest.json"] * 5

@@ -39,6 +39,7 @@ def test_the_end_of_the_process_waits_until_what_was_added_up_is_let_go_of(monke
     numbers = torch.zeros(4)
     held = [numbers.view(-1)]
     monkeypatch.setattr(groups, "_last", [numbers])
+    monkeypatch.setattr(groups, "SETTLE_SECONDS", 30.0)
     assert groups._is_held(numbers)
     letting_go = threading.Timer(0.1, held.clear)
     letting_go.start()

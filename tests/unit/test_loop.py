@@ -32,14 +32,14 @@ def test_what_a_coroutine_returns_or_raises_comes_back():
 
 def test_many_threads_share_one_loop():
     async def which():
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
         return asyncio.get_running_loop()
 
     began = time.monotonic()
     with ThreadPoolExecutor(16) as threads:
         loops = {done.result() for done in [threads.submit(loop.run, which(), timeout=10) for _ in range(64)]}
     assert loops == {loop.current()}
-    assert time.monotonic() - began < 64 * 0.05  # which one after the other would take
+    assert time.monotonic() - began < 64 * 0.2  # which one after the other would take
 
 
 def test_it_may_be_called_where_another_loop_runs():
@@ -61,7 +61,7 @@ def test_what_takes_too_long_is_cancelled():
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         loop.run(slow(), timeout=0.1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert seen.is_set()
 
 
@@ -79,7 +79,7 @@ def test_a_loop_that_is_held_up_does_not_hold_up_who_waits(monkeypatch):
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             loop.run(add(1, 2), timeout=0.1)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
         go_on.set()
         holding.result(30)
     assert loop.run(add(1, 2), timeout=10) == 3
