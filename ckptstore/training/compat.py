@@ -29,6 +29,8 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 """The weakest first."""
 MAX_MATRIX_BYTES = MIB
 MAX_ENTRIES = 10_000
+MAX_LEVELS = 20
+"""Of what stands within what in its text; a matrix has four."""
 
 SAME, DATA_PARALLEL, OTHER = 0, 1, 2
 """Categories: the same topology; only data parallelism changes; anything else."""
@@ -255,12 +257,19 @@ def _text_of(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML without references, which make a small text large, and without keys that stand twice."""
+    """YAML of few levels, without references, which make a small text large, and without keys that stand twice."""
+
+    _levels = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
             raise yaml.YAMLError(f"a reference at {self.peek_event().start_mark}")
-        return super().compose_node(parent, index)
+        if self._levels == MAX_LEVELS:
+            raise yaml.YAMLError(f"more than {MAX_LEVELS} levels at {self.peek_event().start_mark}")
+        self._levels += 1
+        node = super().compose_node(parent, index)
+        self._levels -= 1
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002  (PyYAML's)
         found: dict[Any, Any] = super().construct_mapping(node, deep=deep)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from ckptstore import IncompatibleStateError, InvalidInputError
-from ckptstore.training.compat import MAX_MATRIX_BYTES, Matrix
+from ckptstore.training.compat import MAX_LEVELS, MAX_MATRIX_BYTES, Matrix
 
 EXAMPLE = """
 resume_compatibility:
@@ -159,6 +161,18 @@ ENTRY = {"from": {"dp": 2}, "to": {"dp": 1}, "status": "verified"}
 def test_what_is_no_matrix_is_refused(wrong):
     with pytest.raises(InvalidInputError, match=r"[Mm]atrix"):
         Matrix.read(wrong)
+
+
+@pytest.mark.parametrize("level", ["[", "- ", "? ", "{a: ", "[a,\n"])
+def test_many_levels_are_refused_also_where_python_would_go_deeper(level):
+    """Each one costs as many steps as there are, and a program may have raised Python's own limit."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        with pytest.raises(InvalidInputError, match=f"more than {MAX_LEVELS} levels"):
+            Matrix.read(f"{level * 3000}\n")
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_what_is_wrong_with_which_entry_is_named():
