@@ -3,10 +3,10 @@
 import errno
 import gc
 import os
-import signal
 
 import fsspec
 import pytest
+from forks import end_after
 from fsspec.spec import AbstractBufferedFile
 from fsspec_cases import HUSH, OpensAtOnce, opened, registered
 
@@ -135,7 +135,7 @@ def test_a_forked_child_leaves_its_parents_upload_alone(tmp_path, protocol):
         upload.write(body[:MIB])
         pid = os.fork()
         if not pid:
-            signal.alarm(20)
+            end_after(20)
             try:
                 upload.abort()
                 upload.write(body[MIB:])

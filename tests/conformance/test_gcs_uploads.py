@@ -2,10 +2,10 @@
 
 import json
 import os
-import signal
 import time
 
 import pytest
+from forks import end_after
 from gcs_by_the_book import UNIT
 from gcs_cases import QUICK, opened
 
@@ -170,7 +170,7 @@ def test_a_forked_child_leaves_its_parents_upload_alone(gcs, store, how):
         before = len(gcs.seen)
         pid = os.fork()
         if not pid:
-            signal.alarm(20)
+            end_after(20)
             try:
                 ways[how](one)
             except UnsupportedError:

@@ -7,13 +7,13 @@ import os
 import pathlib
 import pickle
 import resource
-import signal
 import zipfile
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from forks import end_after
 
 import storage_writers as sw
 from ckptstore.errors import UnsafePickleError
@@ -183,8 +183,7 @@ def status(data):
             used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout has its own
-            signal.alarm(SECONDS)
+            end_after(SECONDS)
             code = 0 if refused(data) else 1
         finally:
             os._exit(code)
